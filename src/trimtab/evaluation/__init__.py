@@ -1,0 +1,1 @@
+"""Evaluation: numbers that can be believed."""

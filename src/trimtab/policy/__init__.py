@@ -1,0 +1,1 @@
+"""A causal language model seen as two verbs: sample and score."""

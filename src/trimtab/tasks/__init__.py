@@ -1,0 +1,1 @@
+"""What to solve: rows, prompts, rewards and answer verification."""

@@ -1,0 +1,1 @@
+"""Training: one loop, then a file for each kind of run."""

@@ -1,0 +1,139 @@
+"""Rows to prompts: loaded, rendered, encoded once, and the unusable ones counted."""
+
+from __future__ import annotations
+
+import logging
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trimtab.config import DataSection, PromptSection
+from trimtab.errors import InputError
+from trimtab.policy.loading import encode_prompt, uses_chat_template
+from trimtab.seeds import derive_seed
+from trimtab.tasks.prompts import messages_to_text, render_prompt
+from trimtab.tasks.rows import load_rows
+
+logger = logging.getLogger("trimtab")
+
+BUILTIN = "builtin:arithmetic"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Rows that can be used, with their prompts.
+
+    Attributes:
+        rows: every column of each row.
+        prompts: what each row's prompt says, a string or messages.
+        ids: its token ids.
+    """
+
+    rows: list[dict[str, Any]]
+    prompts: list[str | list[dict[str, str]]]
+    ids: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def load_task_rows(data: DataSection, prompt: PromptSection, *, required: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The rows of a data section, with every required column.
+
+    Args:
+        data: where they are.
+        prompt: a template's fields are required columns; without one, `prompt` is.
+        required: further columns.
+
+    Raises:
+        InputError: see `tasks.rows.load_rows`.
+    """
+    fields = ["prompt"]
+    if prompt.template is not None:
+        fields = [name for _, name, _, _ in string.Formatter().parse(prompt.template) if name]
+    if data.source == BUILTIN:
+        from trimtab.tasks.arithmetic import make_rows
+
+        task = data.arithmetic
+        return make_rows(
+            min(task.rows, data.limit or task.rows),
+            seed=task.seed,
+            split=data.split,
+            mode=task.mode,
+            operations=(task.operations[0], task.operations[1]),
+            max_operand=task.max_operand,
+            max_result=task.max_result,
+        )
+    columns = [*dict.fromkeys([*fields, *required])]
+    return load_rows(data.source, split=data.split, columns=data.columns, required=columns, limit=data.limit)
+
+
+def encode_rows(
+    rows: list[dict[str, Any]],
+    tokenizer: Any,
+    prompt: PromptSection,
+    *,
+    source: str,
+    limit: int | None,
+) -> Prompts:
+    """Render and encode the prompts; those longer than `limit` tokens are left out and counted.
+
+    Raises:
+        InputError: no row is left.
+    """
+    kept = Prompts([], [], [])
+    longest = 0
+    for row in rows:
+        text = render_prompt(row, template=prompt.template, system=prompt.system)
+        if not isinstance(text, str) and not uses_chat_template(tokenizer, prompt.chat_template):
+            text = messages_to_text(text)
+        ids = encode_prompt(tokenizer, text, chat_template=prompt.chat_template)
+        longest = max(longest, len(ids))
+        if limit is None or len(ids) <= limit:
+            kept.rows.append(row)
+            kept.prompts.append(text)
+            kept.ids.append(ids)
+    dropped = len(rows) - len(kept)
+    if not kept.rows:
+        raise InputError(
+            f"{source}: 0 of {len(rows)} rows left: every prompt is longer than {limit} tokens (the longest has {longest}); "
+            "raise data.max_prompt_tokens or shorten the prompts"
+        )
+    if dropped:
+        logger.warning("%s: %d of %d rows left out: prompts longer than %d tokens", source, dropped, len(rows), limit)
+    return kept
+
+
+def prompt_limit(data: DataSection, positions: int | None, completion_tokens: int) -> int | None:
+    """Longest usable prompt: the configured limit and what the model's positions leave beside a completion.
+
+    Raises:
+        InputError: completions alone fill the model's positions.
+    """
+    limits = [data.max_prompt_tokens] if data.max_prompt_tokens else []
+    if positions is not None:
+        if positions <= completion_tokens:
+            raise InputError(
+                f"sampling.max_completion_tokens: {completion_tokens} leaves no room for a prompt in the model's "
+                f"{positions} positions; lower it"
+            )
+        limits.append(positions - completion_tokens)
+    return min(limits) if limits else None
+
+
+def step_rows(count: int, per_step: int, step: int, seed: int) -> list[int]:
+    """Which rows step 1, 2, ... takes: every pass over the data in an order of its own, computed from the seed."""
+    taken = []
+    for place in range((step - 1) * per_step, step * per_step):
+        epoch, offset = divmod(place, count)
+        taken.append((epoch, offset))
+    orders = {epoch: _order(count, seed, epoch) for epoch in {e for e, _ in taken}}
+    return [orders[epoch][offset] for epoch, offset in taken]
+
+
+def _order(count: int, seed: int, epoch: int) -> list[int]:
+    generator = torch.Generator().manual_seed(derive_seed(seed, "data order", epoch))
+    return torch.randperm(count, generator=generator).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,75 @@
+"""environment.json and the like: what a reader needs to believe a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from trimtab.config import RunConfig
+from trimtab.training.checkpoint import replace_file
+
+PACKAGES = ("trimtab", "torch", "transformers", "accelerate", "peft", "datasets", "tokenizers", "numpy", "math-verify")
+
+
+def peak_memory_mib() -> float:
+    """Largest memory of this process so far: of the GPU when there is one, else resident, in MiB."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def write_environment(run: Path, config: RunConfig, *, resumed_at: int | None) -> None:
+    """Write config.yaml (resolved) and environment.json; a resumed run adds to the list of its starts."""
+    text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+    replace_file(run / "config.yaml", text.encode())
+    path = run / "environment.json"
+    starts: list[dict[str, Any]] = []
+    if resumed_at is not None and path.exists():
+        starts = json.loads(path.read_text(encoding="utf-8"))["starts"]
+    starts.append({"command": sys.argv, "resumed_at_step": resumed_at, "commit": commit()})
+    environment = {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "torch_threads": torch.get_num_threads(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
+        "seed": config.seed,
+        "starts": starts,
+    }
+    replace_file(path, json.dumps(environment, indent=1).encode())
+
+
+def commit() -> str | None:
+    """The commit of the source tree that runs, when it is a git checkout."""
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

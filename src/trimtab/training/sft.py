@@ -1,0 +1,143 @@
+"""Supervised fine-tuning: the mean negative log-likelihood of given completions, over all tokens of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from trimtab.config import RunConfig
+from trimtab.errors import InputError
+from trimtab.policy.loading import Policy
+from trimtab.policy.rollouts import Rollouts, pad_left, pad_right
+from trimtab.policy.sampler import LocalSampler, SamplingParams
+from trimtab.policy.scorer import Scorer
+from trimtab.seeds import derive_seed
+from trimtab.tasks.rewards import RewardPart
+from trimtab.training.batches import micro_batches
+from trimtab.training.data import Prompts, step_rows
+
+
+class SupervisedFineTuning:
+    """The `Objective` of `method: sft`: rows need a `completion` column; the end token is learnt too."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        policy: Policy,
+        train: Prompts,
+        held_out: Prompts | None,
+        rewards: list[RewardPart],
+        accelerator: Accelerator,
+    ) -> None:
+        self.config, self.policy, self.train, self.held_out = config, policy, train, held_out
+        self.rewards, self.accelerator = rewards, accelerator
+        self.scorer = Scorer(policy.model)
+        self.sampler = LocalSampler(policy.model, end_ids=policy.end_ids, pad_id=policy.pad_id)
+        self.completions = encode_completions(train, policy, config.sampling.max_completion_tokens)
+        self._metrics: dict[str, float] = {}
+        self._rows: list[int] = []
+
+    def begin(self) -> dict[str, float]:
+        """Nothing to measure."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Nothing to remember: the order of the rows follows from the seed."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Nothing to take up."""
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the step just done."""
+        return self._metrics
+
+    def samples(self, step: int) -> list[dict[str, Any]]:
+        """A few of the step's rows."""
+        chosen = self._rows[: self.config.log.samples]
+        rows = self.train.rows
+        return [
+            {"step": step, "prompt": self.train.prompts[i], "completion": rows[i]["completion"]} for i in chosen
+        ]
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Sample on the held-out rows and judge, as in reinforcement learning."""
+        if self.held_out is None:
+            return {}
+        from trimtab.evaluation.during import evaluate_policy
+
+        settings, sampling = self.config.evaluation, self.config.sampling
+        params = SamplingParams(temperature=settings.temperature, max_tokens=sampling.max_completion_tokens)
+        with self.accelerator.autocast():
+            return evaluate_policy(
+                self.sampler,
+                self.policy.tokenizer,
+                self.held_out.rows,
+                self.held_out.prompts,
+                self.held_out.ids,
+                self.rewards,
+                samples=settings.samples,
+                k=settings.k,
+                params=params,
+                seed=derive_seed(self.config.seed, "evaluation"),
+            )
+
+    def updates(self, step: int) -> Iterator[Iterable[Tensor]]:
+        """One optimizer step on the step's rows."""
+        accelerator = self.accelerator
+        rows = step_rows(len(self.train), self.config.training.batch_size, step, self.config.seed)
+        self._rows = rows[accelerator.process_index :: accelerator.num_processes]
+        rollouts = supervised_rollouts(
+            [self.train.ids[i] for i in self._rows], [self.completions[i] for i in self._rows], self.policy
+        )
+        tokens = accelerator.reduce(rollouts.mask_NT.sum(), "sum")
+        totals = torch.zeros((), dtype=torch.float64)
+        yield self._losses(rollouts, float(tokens), totals)
+        loss = float(accelerator.reduce(totals.to(self.policy.device), "sum"))
+        self._metrics = {"loss": loss, "completions/mean_length": float(tokens) / len(rows)}
+
+    def _losses(self, rollouts: Rollouts, tokens: float, totals: Tensor) -> Iterator[Tensor]:
+        rows_M = torch.arange(rollouts.mask_NT.shape[0], device=rollouts.mask_NT.device)
+        for part_M in micro_batches(rollouts, rows_M, self.config.training.micro_batch_tokens):
+            with self.accelerator.autocast():
+                logps_NT, _ = self.scorer.score(rollouts.select(part_M))
+            loss = -logps_NT.sum() / tokens
+            totals += loss.detach().double().cpu()
+            yield loss
+
+
+def encode_completions(train: Prompts, policy: Policy, max_tokens: int) -> list[list[int]]:
+    """Completion ids with the tokenizer's end token.
+
+    Raises:
+        InputError: a completion is no text, or longer than `max_tokens`.
+    """
+    encoded = []
+    for number, row in enumerate(train.rows, 1):
+        text = row["completion"]
+        if not isinstance(text, str):
+            raise InputError(f"row {number}: the completion is a {type(text).__name__}; it must be text")
+        end = policy.tokenizer.eos_token_id
+        ids = policy.tokenizer(text, add_special_tokens=False).input_ids
+        ids = [*ids, end if end is not None else policy.end_ids[0]]
+        if len(ids) > max_tokens:
+            raise InputError(
+                f"row {number}: the completion has {len(ids)} tokens, more than sampling.max_completion_tokens = {max_tokens}; "
+                "raise it or shorten the row"
+            )
+        encoded.append(ids)
+    return encoded
+
+
+def supervised_rollouts(prompts: list[list[int]], completions: list[list[int]], policy: Policy) -> Rollouts:
+    """Given completions in the shape of sampled ones, one group a row."""
+    prompt_ids_PL, prompt_mask_PL = pad_left(prompts, policy.pad_id)
+    completion_ids_NT, mask_NT = pad_right(completions, policy.pad_id)
+    rows = len(prompts)
+    return Rollouts(
+        prompt_ids_PL, prompt_mask_PL, completion_ids_NT, mask_NT, torch.arange(rows), torch.zeros(rows).bool()
+    ).to(policy.device)
