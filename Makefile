@@ -14,6 +14,7 @@ PYTHON ?= $(shell for name in python3.11 python3; do \
 	"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$name"; break; }; done)
 TORCH_VERSION ?= 2.13.0
 TORCH_INSTALL_ARGS ?=
+APT_HINT := apt-get install python3.11 python3.11-venv (or python3 python3-venv where that is 3.11 or newer)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # Two torch threads that spin while they wait starve each other as soon as anything else runs on the cores.
@@ -51,10 +52,10 @@ clean: ## remove .venv and caches
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then \
-		echo "trimtab needs Python 3.11 or newer and found none; on Debian or Ubuntu: apt-get install python3.11 python3.11-venv" >&2; \
+		echo "trimtab needs Python 3.11 or newer and found none; on Debian or Ubuntu: $(APT_HINT)" >&2; \
 		exit 1; fi
 	@if ! "$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null; then \
-		echo "$(PYTHON) cannot create virtual environments; on Debian or Ubuntu: apt-get install python3.11 python3.11-venv" >&2; \
+		echo "$(PYTHON) cannot create virtual environments; on Debian or Ubuntu: $(APT_HINT)" >&2; \
 		exit 1; fi
 	@$(BIN)/python -c 'import pip' 2>/dev/null || "$(PYTHON)" -m venv --clear $(VENV)
 	$(PIP) install --quiet --upgrade pip

@@ -23,7 +23,7 @@ from trimtab.tasks.arithmetic import make_rows
 VOCABULARY_SIZE = 512
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 FORMAT = re.compile(r"<reasoning>.*</reasoning><answer>(-?\d+)</answer>", re.DOTALL)
-ACCURACY_WINDOW = (0.49, 0.55)
+ACCURACY_WINDOW = (0.48, 0.55)
 MAX_COMPLETION_TOKENS = 112
 MAX_WEIGHT_BYTES = 4_000_000
 
@@ -176,7 +176,7 @@ def measure(
 def train(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace
 ) -> dict[str, float]:
-    """Train on fresh samples until the accuracy on 256 test problems lies in the window.
+    """Train on fresh samples until the accuracy on 1,024 test problems lies in the window.
 
     Raises:
         SystemExit: the step budget ran out first, or one evaluation jumped past the window.
@@ -184,7 +184,8 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     started, near, mean_loss = time.monotonic(), False, math.inf
     for step in range(1, arguments.max_steps + 1):
-        # Accuracy climbs steeply once it moves, so near the window the rate falls and evaluations come more often.
+        # Accuracy climbs steeply once it moves, so near the window the rate falls, and evaluations come more often and
+        # on more problems: on 256 a lucky draw stops the training up to five points too early.
         rate = arguments.learning_rate * min(1.0, step / arguments.warm_up) * (0.25 if near else 1.0)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -201,9 +202,9 @@ def train(
             )
         if mean_loss > arguments.evaluate_below or step % (5 if near else 25):
             continue
-        measured = measure(model, tokenizer, problems=256, samples=1, seed=arguments.seed)
+        measured = measure(model, tokenizer, problems=1024 if near else 256, samples=1, seed=arguments.seed)
         print(f"step {step} " + " ".join(f"{name} {value:.3f}" for name, value in measured.items()), flush=True)
-        if ACCURACY_WINDOW[0] <= measured["accuracy"] <= ACCURACY_WINDOW[1]:
+        if near and ACCURACY_WINDOW[0] <= measured["accuracy"] <= ACCURACY_WINDOW[1]:
             return {"steps": step, "seconds": round(time.monotonic() - started)}
         if measured["accuracy"] > ACCURACY_WINDOW[1]:
             raise SystemExit(f"step {step}: accuracy {measured['accuracy']:.3f} is past the window {ACCURACY_WINDOW}")
@@ -254,8 +255,8 @@ problems, which leaves a reinforcement learning run room to improve.
 The input is one BOS followed by the prompt's ids; the tokenizer adds no BOS of its own. There is no chat template.
 
 Made with `python scripts/build_warm_start.py --seed {arguments.seed}`: {results["steps"]:.0f} steps of batch
-{arguments.batch_size} in {results["seconds"]:.0f} s (evaluations included, one thread), stopped by the accuracy on 256
-test problems.
+{arguments.batch_size} in {results["seconds"]:.0f} s (evaluations included, one thread), stopped by the accuracy on
+1,024 test problems.
 
 Measured on {arguments.final_problems} test problems, 4 samples each, temperature 1.0 (entropy in nats a token, length
 in tokens with EOS):
@@ -287,7 +288,7 @@ def main() -> None:
     model = build_model(tokenizer, arguments.seed)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens", flush=True)
     results = train(model, tokenizer, arguments)
-    # Other problems and draws than those that stopped the training: the one that stops it is a lucky one.
+    # A draw of its own: the evaluation that stopped the training is biased upwards.
     results |= measure(model, tokenizer, problems=arguments.final_problems, samples=4, seed=arguments.seed + 1)
     print(json.dumps(results), flush=True)
     save(model, tokenizer, results, arguments)

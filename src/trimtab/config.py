@@ -393,3 +393,14 @@ def describe_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> lis
             default = "" if value is None else str(value)
         rows.append((f"{prefix}{name}", default, info.description or ""))
     return rows
+
+
+def describe_methods() -> list[tuple[str, str, str]]:
+    """(name, arXiv id, settings with defaults) of every method."""
+    from trimtab.objectives import METHODS
+
+    rows = []
+    for method in METHODS.values():
+        settings = ", ".join(f"{name}={p.default}" for name, p in method.settings().items())
+        rows.append((method.name, method.source, f"{method.summary}. {settings}"))
+    return rows

@@ -109,7 +109,7 @@ def test_the_loss_and_its_gradient_equal_those_of_trl(name: str, loss_type: str,
     theirs_NT = data["logps_NT"].clone().requires_grad_()
     advantages_N = found.weights_NT[:, 0]  # every row has a first token
     their_loss = trl_loss(data, theirs_NT, advantages_N, loss_settings, loss_type)
-    their_loss.backward()  # type: ignore[no-untyped-call]
+    their_loss.backward()
 
     assert 0 < sums["clipped"] < sums["tokens"]
     torch.testing.assert_close(loss, their_loss, atol=1e-6, rtol=0)
@@ -136,6 +136,6 @@ def test_weights_that_differ_from_token_to_token_mean_the_same_to_trl(beta: floa
     )
     loss.backward()
     their_loss = trl_loss(data, theirs_NT, weights_NT, settings, "grpo")
-    their_loss.backward()  # type: ignore[no-untyped-call]
+    their_loss.backward()
     torch.testing.assert_close(loss, their_loss, atol=1e-6, rtol=0)
     torch.testing.assert_close(ours_NT.grad, theirs_NT.grad, atol=1e-6, rtol=0)

@@ -238,7 +238,7 @@ def test_shapes_that_do_not_fit_and_unknown_options_are_refused() -> None:
 
 
 def test_signal_is_preserved_when_the_group_shares_all_its_tokens() -> None:
-    # A = 3, 1, -2, -2: the conflicts cover everything, so sum lambda A = 2 (3 + 1) + 0 = 8 = sum |A|, at every position.
+    # A = 3, 1, -2, -2: the conflicts cover everything, so sum lambda A = 2 (3 + 1) - 0 = 8 = sum |A| at every position.
     advantages_N = torch.tensor([3.0, 1.0, -2.0, -2.0])
     ids_NT, mask_NT = batch([[5, 6, EOS]] * 4)
     lambda_NT = conflict_weights(ids_NT, mask_NT, advantages_N, torch.zeros(4, dtype=torch.long))
@@ -247,9 +247,8 @@ def test_signal_is_preserved_when_the_group_shares_all_its_tokens() -> None:
 
 
 def test_signal_is_not_preserved_when_the_group_shares_only_some_tokens() -> None:
-    # As above, but the first row has another token at position 0 and the last another at position 1 (the end is shared):
-    # position 0: 3 (lambda 1) + 2 * 1 + 0 + 0 = 5; position 1: backward runs reach it only where 6 stands:
-    # 2 * 3 + 2 * 1 + 0 - 2 (lambda 1, token 9) = 6; position 2: 8.
+    # As above, but the first row has another token at position 0 and the last one at position 1. Position 0:
+    # 3 (lambda 1) + 2 * 1 + 0 + 0 = 5. Position 1: 2 * 3 + 2 * 1 + 0 - 2 (lambda 1) = 6. Position 2: 8.
     advantages_N = torch.tensor([3.0, 1.0, -2.0, -2.0])
     ids_NT, mask_NT = batch([[8, 6, EOS], [5, 6, EOS], [5, 6, EOS], [5, 9, EOS]])
     lambda_NT = conflict_weights(ids_NT, mask_NT, advantages_N, torch.zeros(4, dtype=torch.long))

@@ -48,12 +48,12 @@ def test_new_group_labels_and_a_new_row_order_change_nothing() -> None:
     label_K = torch.tensor([500, -3, 12, 0, 77, -90, 4])
     for baseline in ("mean", "leave_one_out"):
         for normalise in ("none", "std"):
-            expected_N = group_advantages(rewards_N, ids_N, baseline=baseline, normalise=normalise)  # type: ignore[arg-type]
-            found_N = group_advantages(  # type: ignore[call-overload]
+            expected_N = group_advantages(rewards_N, ids_N, baseline=baseline, normalise=normalise)
+            found_N = group_advantages(
                 rewards_N[order_N],
                 label_K[ids_N][order_N],
-                baseline=baseline,  # type: ignore[arg-type]
-                normalise=normalise,  # type: ignore[arg-type]
+                baseline=baseline,
+                normalise=normalise,
             )
             torch.testing.assert_close(found_N, expected_N[order_N], atol=1e-6, rtol=0)
 

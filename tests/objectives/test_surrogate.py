@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from trimtab.objectives.entropy import gtpo_weights
 from trimtab.objectives.surrogate import k3_divergence, loss_denominator, surrogate_loss
@@ -406,7 +407,7 @@ def test_groups_sharded_over_two_processes_give_the_gradient_of_one(
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     worker = importlib.import_module(Path(__file__).stem).sharded_step
     try:
-        torch.multiprocessing.spawn(worker, args=(2, str(tmp_path)), nprocs=2)
+        spawn(worker, args=(2, str(tmp_path)), nprocs=2)
     finally:
         sys.modules.pop(Path(__file__).stem, None)
     shards = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]

@@ -28,8 +28,8 @@ def _align(values_NT: Tensor, source_NT: Tensor) -> Tensor:
 def _opposite_token_present(ids_NT: Tensor, valid_NT: Tensor, positive_N: Tensor, index_N: Tensor) -> Tensor:
     """Whether a row of the same group and the *other* sign holds the same token in the same column.
 
-    One sort per column instead of a table over the vocabulary: the key packs (group, token, sign), so the key that would
-    conflict with a row differs from its own in the last bit, and a binary search tells whether it is there.
+    One sort per column instead of a table over the vocabulary: the key packs (group, token, sign), so the key that
+    would conflict with a row differs from its own in the last bit, and a binary search tells whether it is there.
     O(N T log N) time, O(N T) memory.
     """
     vocabulary = ids_NT.max() + 1 if ids_NT.numel() else 1
@@ -60,8 +60,8 @@ def conflict_runs(
     A token conflicts at position p (counted from the first completion token, or backwards from the last) when the same
     id stands at p in at least one row of positive and one row of negative advantage of the same group. The forward run
     is the contiguous run of conflicts from the first token on, the backward run the one that ends in the last.
-    Rows of advantage 0 take no part. Only ids under the mask are compared, so padding may hold any id. A side that `sides`
-    leaves out is False everywhere.
+    Rows of advantage 0 take no part. Only ids under the mask are compared, so padding may hold any id. A side that
+    `sides` leaves out is False everywhere.
 
     Raises:
         ValueError: shapes do not fit, or `sides` is unknown.
@@ -162,8 +162,8 @@ def pushed_down_groups(
     """In which groups is a correct shared token pushed down? A diagnostic after section 4.1 of arXiv 2508.03772.
 
     A shared correct token stands in the forward conflict run of at least one row of positive advantage. It is pushed
-    down when the weights it receives, each divided by its row's length and summed over all rows of the group that hold it
-    at this position, are negative in total: what a loss that averages over each row's tokens applies to it.
+    down when the weights it receives, each divided by its row's length and summed over all rows of the group that hold
+    it at this position, are negative in total: what a loss that averages over each row's tokens applies to it.
 
     Args:
         token_ids_NT: completion ids, rows starting in column 0.

@@ -1,7 +1,7 @@
 """GTPO's entropy filter and penalty, and the whole method.
 
-Group-relative Trajectory-based Policy Optimization, arXiv 2508.03772. Other methods share the four letters (group *token*,
-group *turn*, guided token-level); none of them is meant here.
+Group-relative Trajectory-based Policy Optimization, arXiv 2508.03772. Other methods share the four letters (group
+*token*, group *turn*, guided token-level); none of them is meant here.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def entropy_filter(
     """delta of every completion: False drops a row whose mean token entropy exceeds the threshold.
 
     arXiv 2508.03772, section 4.3: a policy that started confident (initial entropy below ln 2, one coin toss a token)
-    should not learn from completions in which it is not. A policy that started above, or exactly at, the threshold is not
-    filtered at all.
+    should not learn from completions in which it is not. A policy that started above, or exactly at, the threshold is
+    not filtered at all.
 
     Args:
         entropies_N: mean token entropy of each completion, in nats.
@@ -128,8 +128,9 @@ def gtpo_weights(
         normalise: `std` divides the advantages by the group's standard deviation.
         keep_uniform_groups: keep groups of equal rewards, which then receive the entropy penalty alone.
         mask_truncated: take truncated rows out of numerator and denominator.
-        compat: `authors` follows the authors' public code where it differs from the paper: the product of the two masks,
-            each row divided by its number of conflicting tokens, and the filter at 0.7 always on.
+        compat: `authors` follows the authors' public code where it differs from the paper: the product of the two
+            masks, each row divided by its number of conflicting tokens, and the filter at 0.7 always on. (That code
+            also adds the rows of a group instead of averaging them: a matter of the loss's denominator, not of this.)
 
     Returns:
         TokenWeights.

@@ -1,6 +1,6 @@
 """One table: a method's name, its two functions and its defaults.
 
-    weights = method.weights(token_ids_NT, mask_NT, rewards_N, group_ids_N, entropies_NT, ...)   # no gradient, whole groups
+    weights = method.weights(token_ids_NT, mask_NT, rewards_N, group_ids_N, entropies_NT, ...)   # whole groups, no grad
     loss, sums = method.loss(logps_NT, old_logps_NT, weights.weights_NT, weights.mask_NT, denominator=..., ...)
 
 A method of one's own is registered with `register_method` or named as `module:attribute` in the config.
@@ -158,7 +158,7 @@ def find_method(name: str) -> Method:
         except (ImportError, AttributeError) as error:
             raise ValueError(f"method {name!r} cannot be loaded: {error}") from error
         if not isinstance(method, Method):
-            raise ValueError(f"method {name!r} is a {type(method).__name__}, not a trimtab.objectives.Method")
+            raise ValueError(f"method {name!r} is not a trimtab.objectives.Method but of type {type(method).__name__}")
         return method
     hint = nearest(name, METHODS)
     if "gtpo" in name.lower():

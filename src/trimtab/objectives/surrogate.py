@@ -23,7 +23,7 @@ LOG_RATIO_LIMIT = 20.0
 def loss_denominator(mask_NT: Tensor, *, normaliser: Normaliser = "rows", max_length: int | None = None) -> Tensor:
     """What the sum over the whole batch is divided by; compute it before splitting and pass it to `surrogate_loss`.
 
-    `rows`: number of rows with a token left (mean over rows of the mean over tokens: GRPO, GTPO, GSPO); `tokens`: number of
+    `rows`: rows with a token left (mean over rows of the mean over tokens: GRPO, GTPO, GSPO); `tokens`: number of
     tokens (DAPO, RLOO, REINFORCE); `constant`: rows times `max_length` (Dr. GRPO).
 
     Returns:
@@ -138,7 +138,7 @@ def k3_divergence(logps_NT: Tensor, reference_logps_NT: Tensor) -> Tensor:
     """exp(q - p) - (q - p) - 1 of each token: an unbiased, non-negative estimate of KL(p || q), in nats.
 
     arXiv 2402.03300 equation 4. q - p is clamped to at most 20, so that value and gradient stay finite. It has no lower
-    clamp: there k3 grows only linearly, and its gradient is what pulls a policy back that the reference finds impossible.
+    clamp: there k3 grows only linearly, and its gradient pulls back a token that the reference finds impossible.
     """
     log_ratio_NT = (reference_logps_NT - logps_NT).clamp(max=LOG_RATIO_LIMIT)
     return log_ratio_NT.exp() - log_ratio_NT - 1.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 GROW = 64
 """Columns added at least when a preallocated cache is full."""
@@ -36,14 +36,17 @@ class PreallocatedLayer(DynamicLayer):
             return key_states, value_states
         start, self.length = self.length, self.length + key_states.shape[-2]
         if self.length > self.keys.shape[-2]:
-            self.reserve(max(self.length, start + start // 2, start + GROW))
+            self._move(max(self.length, start + start // 2, start + GROW))
         self.keys[:, :, start : self.length] = key_states
         self.values[:, :, start : self.length] = value_states
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
-    def reserve(self, capacity: int, rows_N: Tensor | None = None) -> None:
-        """Move to buffers of `capacity` columns, picking (and repeating) `rows_N` of the batch on the way."""
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Pick (and repeat) rows of the batch, with room for more columns made on the way."""
+        if self.is_initialized:
+            self._move(max(self.keys.shape[-2], self.length + GROW), beam_idx)
 
+    def _move(self, capacity: int, rows_N: Tensor | None = None) -> None:
         def move(buffer: Tensor) -> Tensor:
             filled = buffer[:, :, : self.length]
             rows = buffer.shape[0] if rows_N is None else rows_N.numel()
@@ -73,9 +76,22 @@ class SharedPromptLayer(DynamicLayer):
         )
 
 
-def make_cache(layer: type[DynamicLayer]) -> Cache:
-    """A cache whose layers, made as the model asks for them, are all of one kind."""
-    return Cache(layer_class_to_replicate=layer)
+def shared_prompt_cache() -> Cache:
+    """A cache of shared prompts; a model with any state besides keys and values does not take it."""
+    return Cache(layer_class_to_replicate=SharedPromptLayer)
+
+
+def decoding_cache(config: Any) -> Cache:
+    """The model's own kind of cache with its attention layers preallocated; recurrent states stay what they are.
+
+    A sliding window keeps all its columns: it is the mask that hides them.
+    """
+    cache = DynamicCache(config=config)
+    cache.layers = [
+        PreallocatedLayer() if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) else layer
+        for layer in cache.layers
+    ]
+    return cache
 
 
 def cache_argument(forward: Callable[..., Any]) -> str:

@@ -21,16 +21,21 @@ def chunk_rows(vocabulary: int, device: torch.device) -> int:
     return max(1, CHUNK_ELEMENTS.get(device.type, CHUNK_ELEMENTS["cuda"]) // vocabulary)
 
 
+def widen(values: Tensor) -> Tensor:
+    """Half precision as float32; float32 and float64 stay as they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, scale: float) -> Tensor:
-    """float32 logits of a chunk, already divided by the temperature (scale = 1 / temperature)."""
-    logits_CV = torch.nn.functional.linear(hidden_CH, weight_VH, bias_V).float()
+    """Widened logits of a chunk, already divided by the temperature (scale = 1 / temperature)."""
+    logits_CV = widen(torch.nn.functional.linear(hidden_CH, weight_VH, bias_V))
     return logits_CV if scale == 1.0 else logits_CV.mul_(scale)
 
 
 def _entropy(logits_CV: Tensor) -> tuple[Tensor, Tensor]:
     """(log of the partition function, entropy) of each row; overwrites nothing."""
     lse_C = torch.logsumexp(logits_CV, dim=1)
-    probabilities_CV = torch.exp(logits_CV - lse_C[:, None])
+    probabilities_CV = (logits_CV - lse_C[:, None]).exp_()
     return lse_C, lse_C - torch.linalg.vecdot(probabilities_CV, logits_CV)
 
 
@@ -71,8 +76,9 @@ class _FusedHead(torch.autograd.Function):
         with_entropy = entropy_temperature is not None and bool(grad_entropies_M.any())
         size = chunk_rows(weight_VH.shape[0], weight_VH.device)
         grad_hidden_MH = torch.empty_like(hidden_MH) if needs_hidden else None
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if needs_weight else None
-        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
+        wide = torch.promote_types(weight_VH.dtype, torch.float32)
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=wide) if needs_weight else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if needs_bias else None
         for start in range(0, hidden_MH.shape[0], size):
             part = slice(start, start + size)
             hidden_CH = hidden_MH[part]
@@ -85,7 +91,7 @@ class _FusedHead(torch.autograd.Function):
                 p_CV = logp_CV.exp()
                 entropy_C1 = -torch.linalg.vecdot(p_CV, logp_CV)[:, None]
                 # dH/dz = -p (log p + H)
-                entropy_grad_CV = p_CV * (logp_CV + entropy_C1) * (grad_entropies_M[part, None] * -scale)
+                entropy_grad_CV = logp_CV.add_(entropy_C1).mul_(p_CV).mul_(grad_entropies_M[part, None] * -scale)
             # d log p_y / dz = [y] - p
             grad_CV = torch.softmax(logits_CV, dim=1).mul_(-grad_C1)
             grad_CV.scatter_add_(1, token_ids_M[part, None], grad_C1)
@@ -116,7 +122,7 @@ def token_logps(
     temperature: float = 1.0,
     entropy_temperature: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token and entropy of its distribution, in float32, from the hidden state that predicts it.
+    """Log-probability of each token and entropy of its distribution, from the hidden state that predicts it.
 
     Args:
         hidden_MH: last hidden states, after the final norm.
@@ -126,7 +132,8 @@ def token_logps(
         entropy_temperature: the same for the entropy; None leaves the entropies at 0.
 
     Returns:
-        (logps_M, entropies_M), nats, float32, both differentiable in `hidden_MH` and the head's parameters.
+        (logps_M, entropies_M), nats, float32 (float64 where the head is), both differentiable in `hidden_MH` and the
+        head's parameters.
     """
     weight, bias = head.weight, head.bias
     device = hidden_MH.device.type

@@ -67,11 +67,11 @@ def resolve_model(name: str, gguf_file: str | None = None) -> str:
         InputError: an unknown built-in model, a folder without weights or tokenizer, or a path that does not exist.
     """
     if name.startswith(BUILTIN_PREFIX):
-        folder = Path(str(resources.files("trimtab"))) / "data" / name.removeprefix(BUILTIN_PREFIX)
-        if not folder.is_dir():
-            there = sorted(p.name for p in folder.parent.iterdir() if p.is_dir())
-            raise InputError(f"model.name: there is no built-in model {name!r}; there are {', '.join(there)}")
-        return str(folder)
+        data = Path(str(resources.files("trimtab"))) / "data"
+        there = sorted(path.parent.name for path in data.glob("*/config.json"))
+        if name.removeprefix(BUILTIN_PREFIX) not in there:
+            raise InputError(f"model.name: there is no built-in model {name!r}; there are {', '.join(there) or 'none'}")
+        return str(data / name.removeprefix(BUILTIN_PREFIX))
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -184,23 +184,31 @@ def load_policy(
 
 
 @contextmanager
-def _readable_errors(name: str, what: str) -> Iterator[None]:
-    """Loading without transformers' bars, and its errors as one sentence."""
+def no_bars() -> Iterator[None]:
+    """Without transformers' own progress bars."""
     from transformers.utils import logging as transformers_logging
 
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _readable_errors(name: str, what: str) -> Iterator[None]:
+    """transformers' errors as one sentence."""
+    try:
+        with no_bars():
+            yield
     except (OSError, ValueError, ImportError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(
             f"model.name: the {what} of {name} cannot be loaded ({reason}); offline, name a local folder that holds both "
             "weights and tokenizer"
         ) from error
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def as_policy(model: nn.Module, tokenizer: Any) -> Policy:

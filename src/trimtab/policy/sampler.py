@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import CacheLayerMixin
 
-from trimtab.policy.cache import GROW, PreallocatedLayer, cache_argument, make_cache
+from trimtab.policy.cache import cache_argument, decoding_cache
 from trimtab.policy.rollouts import Rollouts, pad_left
 from trimtab.policy.scorer import unwrap
 from trimtab.seeds import row_uniforms
@@ -45,7 +46,7 @@ class LocalSampler:
     def __init__(self, model: nn.Module, *, end_ids: Sequence[int], pad_id: int) -> None:
         causal = unwrap(model)
         self.model = model
-        self.backbone: Any = causal
+        self.causal: Any = causal
         self.cache_argument = cache_argument(causal.forward)
         self.end_ids = torch.tensor(sorted(set(end_ids)), dtype=torch.long)
         self.pad_id = pad_id
@@ -72,8 +73,8 @@ class LocalSampler:
             on_step: called with (tokens generated so far by the longest row, rows still running).
 
         Returns:
-            Rollouts on the model's device, with log-probabilities and entropies recorded at the untruncated
-            distribution (before top-p and top-k), as the scorer would give them.
+            Rollouts on the model's device, with log-probabilities and entropies of the whole distribution (before
+            top-p, top-k and the ban on end tokens), as the scorer would give them.
         """
         training = self.model.training
         self.model.eval()
@@ -100,20 +101,20 @@ class LocalSampler:
 
         shape = (rows, limit)
         ids_NT = torch.full(shape, self.pad_id, dtype=torch.long, device=device)
+        mask_NT = torch.zeros(shape, dtype=torch.bool, device=device)
         logps_NT = torch.zeros(shape, dtype=torch.float32, device=device)
         entropies_NT = torch.zeros_like(logps_NT)
-        lengths_N = torch.full((rows,), limit, device=device)
         truncated_N = torch.ones(rows, dtype=torch.bool, device=device)
 
         padded = not bool(prompt_mask_PL.all())
         position_PL = (prompt_mask_PL.cumsum(dim=1) - 1).clamp(min=0)
-        cache = make_cache(PreallocatedLayer)
-        logits_NV = self._forward(
-            prompt_ids_PL, prompt_mask_PL.long() if padded else None, position_PL, cache
-        ).index_select(0, group_ids_N)
+        cache = decoding_cache(self.causal.config)
+        logits_PV = self._forward(prompt_ids_PL, prompt_mask_PL.long() if padded else None, position_PL, cache)
+        logits_NV = logits_PV.index_select(0, group_ids_N)
+        cache.reorder_cache(group_ids_N)
+        # A purely recurrent model has folded the prompt into its state and takes no mask over the past.
+        padded = padded and any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
         width = prompt_ids_PL.shape[1]
-        for layer in cache.layers:
-            layer.reserve(width + min(limit, GROW), group_ids_N)
         attention_NS = torch.ones((rows, width + limit), dtype=torch.long, device=device)
         attention_NS[:, :width] = prompt_mask_PL.long().index_select(0, group_ids_N)
         position_N = position_PL[:, -1].index_select(0, group_ids_N)
@@ -122,13 +123,14 @@ class LocalSampler:
         alive_N = torch.ones(rows, dtype=torch.bool, device=device)
         for step in range(limit):
             token_N, logp_N, entropy_N = draw(logits_NV, uniforms_NT[running_N, step], params, end_ids, step)
-            ids_NT[running_N[alive_N], step] = token_N[alive_N]
-            logps_NT[running_N[alive_N], step] = logp_N[alive_N]
-            entropies_NT[running_N[alive_N], step] = entropy_N[alive_N]
-            ended_N = alive_N & torch.isin(token_N, end_ids)
-            lengths_N[running_N[ended_N]] = step + 1
-            truncated_N[running_N[ended_N]] = False
-            alive_N = alive_N & ~ended_N
+            # Finished rows are overwritten, not left out: picking by a mask would make the host wait for the device,
+            # and this loop waits once a step, for `left`.
+            ids_NT[running_N, step] = token_N.where(alive_N, self.pad_id)
+            logps_NT[running_N, step] = logp_N.where(alive_N, 0.0)
+            entropies_NT[running_N, step] = entropy_N.where(alive_N, 0.0)
+            mask_NT[running_N, step] = alive_N
+            alive_N = alive_N & ~torch.isin(token_N, end_ids)
+            truncated_N[running_N] = alive_N
             left = int(alive_N.sum())
             if on_step:
                 on_step(step + 1, left)
@@ -136,8 +138,7 @@ class LocalSampler:
                 break
             if alive_N.numel() - left >= max(1, LEAVE * alive_N.numel()):
                 keep = alive_N.nonzero()[:, 0]
-                for layer in cache.layers:
-                    layer.reserve(layer.keys.shape[-2], keep)
+                cache.reorder_cache(keep)
                 running_N, token_N, position_N = running_N[keep], token_N[keep], position_N[keep]
                 attention_NS = attention_NS[keep]
                 alive_N = alive_N[keep]
@@ -145,12 +146,12 @@ class LocalSampler:
             attention = attention_NS[:, : width + step + 1] if padded else None
             logits_NV = self._forward(token_N[:, None], attention, position_N[:, None], cache)
 
-        longest = int(lengths_N.max())
+        longest = step + 1
         return Rollouts(
             prompt_ids_PL=prompt_ids_PL,
             prompt_mask_PL=prompt_mask_PL,
             completion_ids_NT=ids_NT[:, :longest],
-            mask_NT=torch.arange(longest, device=device) < lengths_N[:, None],
+            mask_NT=mask_NT[:, :longest],
             group_ids_N=group_ids_N,
             truncated_N=truncated_N,
             old_logps_NT=logps_NT[:, :longest],
@@ -159,7 +160,7 @@ class LocalSampler:
 
     def _forward(self, ids_NT: Tensor, attention: Tensor | None, position_NT: Tensor, cache: Any) -> Tensor:
         """Logits that follow the last column, (N, V), float32."""
-        logits: Tensor = self.backbone(
+        logits: Tensor = self.causal(
             input_ids=ids_NT,
             attention_mask=attention,
             position_ids=position_NT,
@@ -176,19 +177,20 @@ def draw(
     """One token a row by inverting the cumulative distribution at that row's uniform number.
 
     Returns:
-        (token_N, logp_N, entropy_N): the log-probability and the entropy are those of the untruncated distribution.
+        (token_N, logp_N, entropy_N): the log-probability and the entropy are those of the whole distribution, before
+        top-k, top-p and the ban on end tokens.
     """
     temperature = params.temperature or 1.0
-    if step < params.min_tokens:
-        logits_NV = logits_NV.index_fill(1, end_ids, float("-inf"))
-    scaled_NV = logits_NV if temperature == 1.0 else logits_NV / temperature
-    logp_NV = torch.log_softmax(scaled_NV, dim=1)
+    logp_NV = torch.log_softmax(logits_NV if temperature == 1.0 else logits_NV / temperature, dim=1)
     p_NV = logp_NV.exp()
     if params.entropy_temperature is None or params.entropy_temperature == temperature:
-        entropy_N = -(p_NV * logp_NV.clamp(min=torch.finfo(torch.float32).min)).sum(dim=1)
+        entropy_N = -torch.linalg.vecdot(p_NV, logp_NV)
     else:
         other_NV = torch.log_softmax(logits_NV / params.entropy_temperature, dim=1)
-        entropy_N = -(other_NV.exp() * other_NV.clamp(min=torch.finfo(torch.float32).min)).sum(dim=1)
+        entropy_N = -torch.linalg.vecdot(other_NV.exp(), other_NV)
+    if step < params.min_tokens:
+        logits_NV = logits_NV.index_fill(1, end_ids, float("-inf"))
+        p_NV = torch.softmax(logits_NV / temperature, dim=1)
     if params.temperature == 0:
         token_N = logits_NV.argmax(dim=1)
     else:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trimtab.policy.cache import SharedPromptLayer, cache_argument, make_cache
-from trimtab.policy.head import token_logps
+from trimtab.policy.cache import cache_argument, shared_prompt_cache
+from trimtab.policy.head import token_logps, widen
 from trimtab.policy.rollouts import Rollouts, pad_left
 
 logger = logging.getLogger("trimtab")
@@ -69,7 +69,7 @@ class Scorer:
             entropy_temperature: the same for the entropies; None leaves them at 0, which is cheaper.
 
         Returns:
-            (logps_NT, entropies_NT), float32, nats, 0 outside the mask.
+            (logps_NT, entropies_NT), nats, 0 outside the mask; float32 (float64 for a float64 model).
         """
         path = self._shared_path if self.shared else self._plain_path
         return path(rollouts, temperature, entropy_temperature)
@@ -80,7 +80,7 @@ class Scorer:
         prompt_mask_PL, mask_NT = rollouts.prompt_mask_PL, rollouts.mask_NT
         padded = not bool(prompt_mask_PL.all())
         position_PL = (prompt_mask_PL.cumsum(dim=1) - 1).clamp(min=0)
-        cache = make_cache(SharedPromptLayer)
+        cache = shared_prompt_cache()
         call: Callable[..., Any] = self.backbone
         prompt_PLH = call(
             input_ids=rollouts.prompt_ids_PL,
@@ -119,7 +119,7 @@ class Scorer:
             temperature=temperature,
             entropy_temperature=entropy_temperature,
         )
-        empty_NT = torch.zeros(mask_NT.shape, dtype=torch.float32, device=mask_NT.device)
+        empty_NT = logps_M.new_zeros(mask_NT.shape)
         return empty_NT.masked_scatter(mask_NT, logps_M), empty_NT.masked_scatter(mask_NT, entropies_M)
 
     def _plain_path(
@@ -136,7 +136,7 @@ class Scorer:
             use_cache=False,
             logits_to_keep=width + 1,
         ).logits[:, :-1]
-        logits_NTV = logits_NTV.float()
+        logits_NTV = widen(logits_NTV)
         logps_NT = torch.log_softmax(logits_NTV / temperature, dim=2)
         logps_NT = logps_NT.gather(2, rollouts.completion_ids_NT[..., None])[..., 0]
         entropies_NT = torch.zeros_like(logps_NT)
@@ -174,7 +174,7 @@ class Scorer:
         try:
             plain = self._plain_path(probe, 1.0, 1.0)
             shared = self._shared_path(probe, 1.0, 1.0)
-        except (TypeError, AttributeError, NotImplementedError, RuntimeError, IndexError) as error:
+        except (TypeError, AttributeError, NotImplementedError, RuntimeError, IndexError, ValueError) as error:
             return f"the model does not take a shared prompt ({type(error).__name__}: {error})"
         finally:
             self.model.train(training)

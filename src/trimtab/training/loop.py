@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,11 +23,11 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from trimtab.config import OptimizerSection, RunConfig
-from trimtab.policy.loading import Policy
+from trimtab.policy.loading import Policy, no_bars
 from trimtab.seeds import derive_seed
 from trimtab.training.checkpoint import cut_log, load_optimizer, newest_checkpoint, save_checkpoint, trainable
 from trimtab.training.progress import Progress
-from trimtab.training.record import peak_memory_mib, write_environment
+from trimtab.training.record import peak_memory_mib, write_environment, write_model_card
 
 logger = logging.getLogger("trimtab")
 
@@ -97,8 +98,9 @@ def names_in_order(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> l
 
 def write_policy(accelerator: Accelerator, policy: Policy, folder: Path) -> None:
     """Save model and tokenizer as a plain Hugging Face folder (adapters only, when LoRA is trained)."""
-    policy.model.save_pretrained(folder, save_function=accelerator.save)  # type: ignore[operator]
-    policy.tokenizer.save_pretrained(folder)
+    with no_bars():
+        policy.model.save_pretrained(folder, save_function=accelerator.save)  # type: ignore[operator]
+        policy.tokenizer.save_pretrained(folder)
 
 
 def train(
@@ -199,7 +201,7 @@ def train(
             stopping = _agreed(accelerator, signals.code)
             if main and (step % config.checkpoint.every == 0 or step == steps or stopping):
                 os.fsync(log.fileno())
-                save_checkpoint(
+                saved = save_checkpoint(
                     run,
                     step,
                     write_model=lambda folder: write_policy(accelerator, policy, folder),
@@ -208,6 +210,8 @@ def train(
                     state={"objective": objective.state(), "seed": config.seed},
                     keep=config.checkpoint.keep,
                 )
+                if step == steps:
+                    write_model_card(saved, run, config, last)
             if stopping and step < steps:
                 raise Interrupted(stopping)
     if config.log.trackers:
@@ -252,7 +256,7 @@ def update(
 
 
 class Signals:
-    """Turns SIGINT and SIGTERM into a flag that the loop reads after the step; a second SIGINT interrupts at once."""
+    """Turns SIGINT and SIGTERM into a flag that the loop reads after the step; a second SIGINT leaves at once."""
 
     def __init__(self) -> None:
         self.code = 0
@@ -260,7 +264,7 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.code and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            sys.exit(128 + number)
         self.code = 128 + number
         logger.warning("finishing this step, then writing a checkpoint")
 

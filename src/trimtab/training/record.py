@@ -73,3 +73,26 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def write_model_card(folder: Path, run: Path, config: RunConfig, metrics: dict[str, float]) -> None:
+    """README.md beside the weights: method, settings, data, results and what the run cost."""
+    timings = [json.loads(line) for line in (run / "timings.jsonl").read_text(encoding="utf-8").splitlines()]
+    seconds = sum(line.get("seconds", 0.0) + line.get("evaluation_seconds", 0.0) for line in timings)
+    peak = max((line.get("peak_memory_mib", 0.0) for line in timings), default=0.0)
+    results = "\n".join(f"| {key} | {value:.4g} |" for key, value in sorted(metrics.items()))
+    settings = yaml.safe_dump(config.model_dump(exclude_defaults=True), sort_keys=False, allow_unicode=True)
+    card = {
+        "library_name": "transformers",
+        "base_model": config.model.name,
+        "tags": ["trimtab", config.method["name"]],
+    }
+    text = (
+        f"---\n{yaml.safe_dump(card, sort_keys=False)}---\n\n"
+        f"# {config.model.name} after {config.method['name']}\n\n"
+        f"Trained with trimtab on {config.data.source}: {len(timings) - 1} steps in {seconds:.0f} s "
+        f"(evaluations included), peak memory {peak:.0f} MiB.\n\n"
+        f"## Settings\n\n```yaml\n{settings}```\n\n"
+        f"## Metrics of the last step\n\n| metric | value |\n|---|---|\n{results}\n"
+    )
+    replace_file(folder / "README.md", text.encode())

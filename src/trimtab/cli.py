@@ -1,0 +1,125 @@
+"""The command line. Nothing heavy is imported before a command runs, so that `trimtab --help` answers at once."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trimtab import __version__
+from trimtab.errors import InputError
+
+app = typer.Typer(
+    name="trimtab",
+    help="Stable post-training of language models: GTPO next to GRPO, Dr. GRPO, DAPO, GSPO, RLOO and SFT.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
+
+
+class KeysCommand(typer.core.TyperCommand):
+    """A command whose help ends with every key of the configuration."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The usual help, then the keys."""
+        from rich.console import Console
+        from rich.table import Table
+
+        from trimtab.config import describe_keys, describe_methods
+
+        super().format_help(ctx, formatter)
+        console = Console()
+        keys = Table("key", "default", "meaning", title="Keys of the configuration", title_justify="left")
+        for key, default, meaning in describe_keys():
+            keys.add_row(key, default, meaning)
+        console.print(keys)
+        methods = Table("method", "arXiv", "settings and defaults", title="Methods", title_justify="left")
+        for row in describe_methods():
+            methods.add_row(*row)
+        console.print(methods)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"trimtab {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(cls=KeysCommand)
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="The run's configuration.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Keys to set, e.g. optimizer.learning_rate=1e-6.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check the configuration and leave; no model loads.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Train, or continue a run that was stopped: the same command again."""
+    from trimtab.config import load_config
+
+    run_config = load_config(config, overrides)
+    if check:
+        print(f"{config}: a valid configuration for {run_config.method['name']}")
+        return
+    from trimtab.training.run import run_training
+
+    run_training(run_config, quiet=quiet)
+    print(f"done: {run_config.output}")
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("runs/demo"),
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds a setting.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps a run.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 2,
+) -> None:
+    """Train GRPO and GTPO side by side on the built-in task and show what came out, in under five minutes."""
+    from trimtab.demo import run_demo
+
+    run_demo(output, seeds=seeds, steps=steps or None, workers=workers)
+
+
+def main() -> None:
+    """Entry point: turns errors into one sentence and an exit code (0 done, 1 failed, 2 bad usage, 130 interrupted)."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(INTERRUPTED))
+    try:
+        app()
+    except InputError as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        sys.exit(BAD_USAGE)
+    except Exception as error:
+        sys.exit(_failure(error))
+
+
+def _failure(error: Exception) -> int:
+    """Exit code of a run that stopped; only what nobody foresaw shows a traceback."""
+    from trimtab.training.loop import Interrupted
+    from trimtab.training.rl import RunError
+
+    if isinstance(error, Interrupted):
+        print(f"trimtab: {error}; the same command continues the run", file=sys.stderr)
+        return error.code
+    if isinstance(error, RunError):
+        print(f"trimtab: {error}", file=sys.stderr)
+        return FAILED
+    logging.getLogger("trimtab").exception("this should not happen")
+    return FAILED

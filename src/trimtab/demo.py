@@ -1,0 +1,325 @@
+"""`trimtab demo`: GRPO and GTPO from the same warm start, at two learning rates, several seeds, on one page.
+
+Every run is the ordinary `trimtab train` on a configuration that is left beside it, so each can be repeated by hand. What
+comes out is shown whatever it is: nothing below depends on a result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trimtab.errors import InputError
+
+METHODS = ("grpo", "gtpo")
+RATES = {"healthy": 1e-4, "aggressive": 1e-3}
+STEPS = 60
+HELD_OUT = 256
+MODEL = "builtin:arithmetic-varied"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method at one learning rate with one seed."""
+
+    method: str
+    pace: str
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """Name in the table and the curves."""
+        return f"{self.method.upper()}, {self.pace}"
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.method}-{self.pace}-seed{self.seed}"
+
+
+def arm_config(arm: Arm, folder: Path, steps: int) -> dict[str, Any]:
+    """The configuration of one run: the paper's rewards, 8 prompts x 8 completions a step, one update a rollout."""
+    return {
+        "method": arm.method,
+        "model": {"name": MODEL},
+        "data": {"source": "builtin:arithmetic", "arithmetic": {"rows": 4000}},
+        "rewards": "paper",
+        "sampling": {"group_size": 8, "max_completion_tokens": 96},
+        "optimizer": {"learning_rate": RATES[arm.pace], "max_grad_norm": 1.0},
+        "training": {"steps": steps, "batch_size": 64, "threads": 1},
+        "evaluation": {
+            "data": {"source": "builtin:arithmetic", "split": "test", "limit": HELD_OUT, "arithmetic": {"seed": 1}},
+            "every": max(1, steps // 2),
+            "samples": 4,
+            "k": [1, 4],
+        },
+        "checkpoint": {"every": max(1, steps // 2), "keep": 1},
+        "log": {"samples_every": max(1, steps // 4)},
+        "output": str(folder / arm.name),
+        "seed": arm.seed,
+    }
+
+
+def run_demo(output: Path, *, seeds: int, steps: int | None, workers: int) -> None:
+    """Run every arm, print the table and write the page.
+
+    Args:
+        output: folder of the runs and of index.html; finished runs in it are not repeated.
+        seeds: seeds of each method at each rate.
+        steps: training steps; None is the demo's own number.
+        workers: runs at a time, one thread each.
+
+    Raises:
+        InputError: the folder holds a demo of another size.
+        RuntimeError: a run failed.
+    """
+    started = time.monotonic()
+    steps = steps or STEPS
+    arms = [Arm(m, pace, seed) for seed in range(seeds) for pace in RATES for m in METHODS]
+    output.mkdir(parents=True, exist_ok=True)
+    configs = {}
+    for arm in arms:
+        path = output / f"{arm.name}.yaml"
+        text = yaml.safe_dump(arm_config(arm, output, steps), sort_keys=False)
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise InputError(f"{output} holds a demo with other settings; remove it or name another folder with --output")
+        path.write_text(text, encoding="utf-8")
+        configs[arm] = path
+    run_arms(configs, steps=steps, workers=workers)
+    lines = {arm: read_lines(output / arm.name / "metrics.jsonl") for arm in arms}
+    timings = {arm: read_lines(output / arm.name / "timings.jsonl") for arm in arms}
+    rows = table_rows(lines, timings)
+    print_table(rows)
+    write_demo_page(output / "index.html", rows, lines, steps=steps, seeds=seeds)
+    print(f"page: {output / 'index.html'}   ({time.monotonic() - started:.0f} s)")
+
+
+def run_arms(configs: dict[Arm, Path], *, steps: int, workers: int) -> None:
+    """Start the runs, a few at a time, and follow their metrics files.
+
+    Raises:
+        RuntimeError: a run failed; the others are stopped.
+    """
+    waiting = list(configs)
+    running: dict[Arm, subprocess.Popen[bytes]] = {}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+    with progress_display(configs, steps) as show:
+        try:
+            while waiting or running:
+                while waiting and len(running) < workers:
+                    arm = waiting.pop(0)
+                    log = configs[arm].with_suffix(".log").open("wb")
+                    command = [sys.executable, "-m", "trimtab", "train", str(configs[arm]), "--quiet"]
+                    running[arm] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+                    log.close()
+                for arm, process in list(running.items()):
+                    code = process.poll()
+                    show(arm, _steps_done(configs[arm].with_suffix("") / "metrics.jsonl"))
+                    if code is None:
+                        continue
+                    del running[arm]
+                    if code:
+                        text = configs[arm].with_suffix(".log").read_text(encoding="utf-8", errors="replace").strip()
+                        raise RuntimeError(f"the run {arm.name} failed with exit code {code}: {text[-2000:]}")
+                time.sleep(0.2)
+        finally:
+            for process in running.values():
+                process.terminate()
+
+
+@contextmanager
+def progress_display(configs: dict[Arm, Path], steps: int) -> Iterator[Callable[[Arm, int], None]]:
+    """One bar a run on a terminal; elsewhere a line now and then."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        bars = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        )
+        tasks = {arm: bars.add_task(f"{arm.label}, seed {arm.seed}", total=steps, start=False) for arm in configs}
+        seen: set[Arm] = set()
+
+        def show(arm: Arm, done: int) -> None:
+            if arm not in seen:
+                seen.add(arm)
+                bars.start_task(tasks[arm])
+            bars.update(tasks[arm], completed=done)
+            if done >= steps:
+                bars.stop_task(tasks[arm])
+
+        with bars:
+            yield show
+        return
+    done_steps: dict[Arm, int] = {}
+    last = time.monotonic()
+
+    def line(arm: Arm, done: int) -> None:
+        nonlocal last
+        finished = done >= steps > done_steps.get(arm, 0)
+        done_steps[arm] = done
+        if finished or time.monotonic() - last > 15:
+            last = time.monotonic()
+            total = sum(done_steps.values())
+            print(f"demo: {total} of {len(configs) * steps} steps; {arm.name} at {done}", file=sys.stderr, flush=True)
+
+    yield line
+
+
+def _steps_done(path: Path) -> int:
+    if not path.exists():
+        return 0
+    return max(0, path.read_bytes().count(b"\n") - 1)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """A JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def collapsed(lines: list[dict[str, Any]]) -> bool:
+    """Whether a run ended below half of the accuracy it started from, or in the right format less than half the time."""
+    first, last = lines[0], lines[-1]
+    return bool(last["eval/accuracy"] < 0.5 * first["eval/accuracy"] or last["eval/format"] < 0.5)
+
+
+COLUMNS = (
+    "method, rate",
+    "accuracy",
+    "pass@4",
+    "format",
+    "entropy",
+    "pushed down before",
+    "after the masks",
+    "collapsed",
+    "seconds",
+    "peak MiB",
+)
+
+
+def table_rows(
+    lines: dict[Arm, list[dict[str, Any]]], timings: dict[Arm, list[dict[str, Any]]]
+) -> list[tuple[str, ...]]:
+    """The warm start, then each method at each rate: mean over seeds and, with several, the range."""
+    # The arms of one seed start from the same evaluation, so one of them speaks for all.
+    starts = list({arm.seed: run[0] for arm, run in lines.items()}.values())
+    measured = ("eval/accuracy", "eval/pass@4", "eval/format", "eval/entropy")
+    rows: list[tuple[str, ...]] = [
+        ("warm start", *(spread([start[key] for start in starts]) for key in measured), *["–"] * 5)
+    ]
+    for label in dict.fromkeys(arm.label for arm in lines):
+        arms = [arm for arm in lines if arm.label == label]
+
+        def last(key: str, arms: list[Arm] = arms) -> list[float]:
+            return [lines[arm][-1][key] for arm in arms]
+
+        def pushed(which: str, arms: list[Arm] = arms) -> list[float]:
+            return [_pushed_share(lines[arm], which) for arm in arms]
+
+        rows.append(
+            (
+                label,
+                spread(last("eval/accuracy")),
+                spread(last("eval/pass@4")),
+                spread(last("eval/format")),
+                spread(last("eval/entropy")),
+                spread(pushed("before"), 2),
+                spread(pushed("after"), 2),
+                f"{sum(collapsed(lines[arm]) for arm in arms)} of {len(arms)}",
+                spread([sum(t["seconds"] for t in timings[arm][1:]) for arm in arms], 0),
+                spread([max(t.get("peak_memory_mib", 0.0) for t in timings[arm]) for arm in arms], 0),
+            )
+        )
+    return rows
+
+
+def _pushed_share(lines: list[dict[str, Any]], which: str) -> float:
+    """Over all steps: groups in which a shared correct token is pushed down, among groups that share one."""
+    steps = [line for line in lines if line["step"] > 0]
+    active = sum(line["pushed_down/active_groups"] for line in steps)
+    return sum(line[f"pushed_down/{which}"] * line["pushed_down/active_groups"] for line in steps) / max(1.0, active)
+
+
+def spread(values: list[float], digits: int = 3) -> str:
+    """Mean, and the range over seeds."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def print_table(rows: list[tuple[str, ...]]) -> None:
+    """The table on the terminal, or as plain lines in a log."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(*COLUMNS)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, width=None if console.is_terminal else 200)
+
+
+CURVES = (
+    ("reward", "Mean reward (0 to 20)"),
+    ("rewards/format/mean", "Format reward (0 to 10)"),
+    ("entropy", "Entropy, nats a token"),
+    ("pushed_down/before", "Shared correct tokens pushed down, before the masks"),
+    ("pushed_down/after", "... under the method's own weights"),
+    ("grad_norm", "Gradient norm before clipping"),
+)
+
+
+def demo_charts(lines: dict[Arm, list[dict[str, Any]]]) -> list[Any]:
+    """Held-out accuracy and the training curves, one line a method and rate, the seeds as a band."""
+    from trimtab.report.charts import curve_chart
+
+    charts = []
+    for key, title in (("eval/accuracy", "Held-out accuracy"), *CURVES):
+        series = []
+        for arm, run in lines.items():
+            points = [(line["step"], line[key]) for line in run if line.get(key) is not None]
+            series.append((arm.label, arm.seed, [x for x, _ in points], [y for _, y in points]))
+        charts.append(curve_chart(series, title=title, x_title="step", y_title=title))
+    return charts
+
+
+def write_demo_page(
+    path: Path, rows: list[tuple[str, ...]], lines: dict[Arm, list[dict[str, Any]]], *, steps: int, seeds: int
+) -> None:
+    """One HTML file that opens from disk."""
+    from trimtab.report.page import Section, Table, write_page
+
+    rates = ", ".join(f"{pace} {rate:g}" for pace, rate in RATES.items())
+    write_page(
+        path,
+        title="GRPO and GTPO on the built-in arithmetic task",
+        intro=(
+            f"{seeds} seeds a row, {steps} steps of 8 prompts x 8 completions, the paper's rewards (format 0 to 10, accuracy "
+            f"0 to 10), learning rates {rates}. Accuracy, pass@4, format and entropy are sampled at temperature 1 on "
+            f"{HELD_OUT} held-out problems, 4 completions each, after the last step; brackets hold the lowest and the highest seed."
+        ),
+        sections=[
+            Section(
+                "What came out",
+                paragraphs=(
+                    "Pushed down: among groups whose good and bad completions share a beginning, the share in which a shared "
+                    "token of a correct completion receives a negative update in total, under plain advantages (before) and "
+                    "under the method's own weights (after the masks). Collapsed: held-out accuracy below half of the warm "
+                    "start's, or the right format in fewer than half of the completions.",
+                ),
+                table=Table(COLUMNS, rows),
+            ),
+            Section("Curves", charts=demo_charts(lines)),
+        ],
+    )
