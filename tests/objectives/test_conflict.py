@@ -293,6 +293,17 @@ def test_rows_of_advantage_zero_add_what_their_weights_say_to_a_pushed_down_toke
         assert pushed_K.tolist() == [expected]
 
 
+def test_a_token_is_shared_and_correct_only_inside_the_run_of_a_positive_row() -> None:
+    # Position 0: 5 conflicts and gets 2/2 - 3/4 > 0. Position 1: 2 conflicts and gets 1/2 - 3/4 < 0, but it lies
+    # in the run of the negative row alone: the positive row that holds it began with 8.
+    ids_NT, mask_NT = batch([[5, 7], [8, 2], [5, 2, 4, 4]])
+    advantages_N = torch.tensor([2.0, 1.0, -3.0])
+    pushed_K, active_K = pushed_down_groups(
+        ids_NT, mask_NT, advantages_N[:, None] * mask_NT, advantages_N, torch.zeros(3, dtype=torch.long)
+    )
+    assert (pushed_K.tolist(), active_K.tolist()) == ([False], [True])
+
+
 def test_pushed_down_needs_a_conflict() -> None:
     ids_NT, mask_NT = batch([[1, 2], [3, 2]])
     pushed_K, active_K = pushed_down_groups(

@@ -79,7 +79,7 @@ def test_a_group_of_one_valid_row_gets_zeros(baseline: str, normalise: str) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("reward", "count"), [(0.1, 3), (0.7, 7), (1 / 3, 11), (-2.3, 6)])
+@pytest.mark.parametrize(("reward", "count"), [(0.1, 3), (0.7, 7), (1 / 3, 11), (-2.3, 6), (123.4, 11)])
 @pytest.mark.parametrize("normalise", ["none", "std"])
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 def test_equal_rewards_give_exactly_zero(

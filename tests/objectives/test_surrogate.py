@@ -87,7 +87,9 @@ def test_clipping_takes_the_smaller_gain_for_either_sign() -> None:
 
 
 def test_each_bound_of_the_clip_works_alone() -> None:
-    assert loss_of(normaliser="tokens", clip_high=0.28)[0] == pytest.approx(-(1.28 + 1.1 - 0.5 - 2.5 + 1.5) / 3)
+    loss, sums = loss_of(normaliser="tokens", clip_high=0.28)
+    assert loss == pytest.approx(-(1.28 + 1.1 - 0.5 - 2.5 + 1.5) / 3)
+    assert sums["clipped"].item() == 1
     assert loss_of(normaliser="tokens", clip_low=0.2)[0] == pytest.approx(-(1.5 + 1.1 - 0.8 - 2.5 + 1.5) / 3)
 
 

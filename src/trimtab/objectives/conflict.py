@@ -91,14 +91,13 @@ def conflict_runs(
         run_NT = _leading_run(_opposite_token_present(_align(token_ids_NT, source_NT), valid_NT, positive_N, index_N))
         return run_NT & valid_NT
 
-    # Both maps are their own kind of inverse: position p sits in column first + p, and in column last - p.
+    # Position p sits in column first + p, or last - p when counted from the end. No column under the mask lies
+    # before the first or after the last, so on the way back the mask alone discards what was clamped.
     forward_NT = run("prefix", first_N[:, None] + column_T)
     backward_NT = run("suffix", last_N[:, None] - column_T)
-    from_start_NT = column_T - first_N[:, None]
-    from_end_NT = last_N[:, None] - column_T
     return (
-        _align(forward_NT, from_start_NT) & mask_NT & (from_start_NT >= 0),
-        _align(backward_NT, from_end_NT) & mask_NT & (from_end_NT >= 0),
+        _align(forward_NT, column_T - first_N[:, None]) & mask_NT,
+        _align(backward_NT, last_N[:, None] - column_T) & mask_NT,
     )
 
 
