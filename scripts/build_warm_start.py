@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -32,8 +32,7 @@ def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     """Byte-level BPE of exactly 512 entries, learnt from the task's own text.
 
     Each digit and each punctuation mark is a piece of its own, so `<reasoning>` is at least three tokens and no entry
-    crosses a tag's bracket. There is no post-processor and no chat template: whoever builds the model input prepends
-    the one BOS.
+    crosses a tag's bracket. A call puts one BOS in front, as with most models. There is no chat template.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -53,6 +52,8 @@ def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     rows = make_rows(4000, seed=seed)
     # Completions count double: they are what a run samples, scores and pays for.
     tokenizer.train_from_iterator([text for row in rows for text in (row["prompt"], *[row["completion"]] * 2)], trainer)
+    bos_id = tokenizer.token_to_id(BOS)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, bos_id)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
@@ -94,8 +95,8 @@ def pad(ids: list[list[int]], value: int, *, left: bool) -> torch.Tensor:
 
 def sft_loss(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, Any]]) -> torch.Tensor:
     """Mean cross-entropy in nats over the completion tokens and EOS; the prompt is BOS and its ids."""
-    prompts = [[tokenizer.bos_token_id, *tokenizer.encode(row["prompt"])] for row in rows]
-    targets = [[*tokenizer.encode(row["completion"]), tokenizer.eos_token_id] for row in rows]
+    prompts = [tokenizer.encode(row["prompt"]) for row in rows]
+    targets = [[*tokenizer.encode(row["completion"], add_special_tokens=False), tokenizer.eos_token_id] for row in rows]
     input_ids_NT = pad([p + t for p, t in zip(prompts, targets, strict=True)], tokenizer.pad_token_id, left=False)
     labels_NT = pad([[-100] * len(p) + t for p, t in zip(prompts, targets, strict=True)], -100, left=False)
     # Causal attention keeps right padding out of every real position, so no attention mask is needed.
@@ -113,7 +114,7 @@ def sample(
     Returns the token ids (EOS included where it came) and the mean entropy in nats of the distributions they were
     drawn from.
     """
-    ids = [[tokenizer.bos_token_id, *tokenizer.encode(prompt)] for prompt in prompts]
+    ids = [tokenizer.encode(prompt) for prompt in prompts]
     input_ids_NT = pad(ids, tokenizer.pad_token_id, left=True)
     mask_NT = pad([[1] * len(row) for row in ids], 0, left=True)
     position_ids_NT = (mask_NT.cumsum(1) - 1).clamp(min=0)
@@ -252,7 +253,7 @@ tokenizer of {VOCABULARY_SIZE} entries, trained from random weights by supervise
 `trimtab.tasks.arithmetic.make_rows(split="train")`. Sampled at temperature 1.0 it solves about half of the test
 problems, which leaves a reinforcement learning run room to improve.
 
-The input is one BOS followed by the prompt's ids; the tokenizer adds no BOS of its own. There is no chat template.
+The input is one BOS, which the tokenizer puts in front, and the prompt's ids. There is no chat template.
 
 Made with `python scripts/build_warm_start.py --seed {arguments.seed}`: {results["steps"]:.0f} steps of batch
 {arguments.batch_size} in {results["seconds"]:.0f} s (evaluations included, one thread), stopped by the accuracy on

@@ -79,20 +79,22 @@ def test_every_row_survives_the_round_trip_exactly_and_no_token_is_added(
     special = set(tokenizer.all_special_ids)
     for row in make_rows(500, seed=21, mode=mode, operations=operations, max_operand=500, max_result=9999):
         for text in (row["prompt"], row["completion"]):
-            token_ids = tokenizer.encode(text)
+            token_ids = tokenizer.encode(text, add_special_tokens=False)
             assert tokenizer.decode(token_ids) == text
             assert not special & set(token_ids)
 
 
 def test_any_text_survives_the_round_trip(tokenizer: PreTrainedTokenizerFast) -> None:
     for text in ("  two  spaces ", "a , b .c", "naïve 京都 🙂\t\r\n", "don't 12,345.67", ""):
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
 def test_prompt_and_completion_meet_at_a_token_boundary(tokenizer: PreTrainedTokenizerFast) -> None:
     for row in make_rows(200, seed=22):
-        apart = tokenizer.encode(row["prompt"]) + tokenizer.encode(row["completion"])
-        assert tokenizer.encode(row["prompt"] + row["completion"]) == apart
+        apart = tokenizer.encode(row["prompt"], add_special_tokens=False) + tokenizer.encode(
+            row["completion"], add_special_tokens=False
+        )
+        assert tokenizer.encode(row["prompt"] + row["completion"], add_special_tokens=False) == apart
 
 
 def test_no_token_holds_more_than_one_digit_or_a_digit_and_something_else(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -101,16 +103,16 @@ def test_no_token_holds_more_than_one_digit_or_a_digit_and_something_else(tokeni
 
 
 def test_tags_are_several_tokens_and_brackets_stand_alone(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert all(len(tokenizer.encode(tag)) >= 3 for tag in TAGS)
+    assert all(len(tokenizer.encode(tag, add_special_tokens=False)) >= 3 for tag in TAGS)
     with_brackets = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     assert {text for text in with_brackets if re.search(r"[<>/]", text)} == {"<", ">", "/"}
 
 
 def test_rows_are_short_under_the_shipped_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None:
     rows = make_rows(1000, seed=23)
-    completion_lengths = [len(tokenizer.encode(row["completion"])) + 1 for row in rows]
+    completion_lengths = [len(tokenizer.encode(row["completion"], add_special_tokens=False)) + 1 for row in rows]
     assert 30 <= sum(completion_lengths) / len(rows) <= 50
-    assert max(len(tokenizer.encode(row["prompt"])) + 1 for row in rows) <= 60
+    assert max(len(tokenizer.encode(row["prompt"])) for row in rows) <= 60
 
 
 @needs_the_script
@@ -140,8 +142,8 @@ def test_the_training_loss_counts_the_completion_and_eos_and_nothing_of_the_prom
     total, count = 0.0, 0
     with torch.no_grad():
         for row in rows:
-            prompt = [tokenizer.bos_token_id, *tokenizer.encode(row["prompt"])]
-            target = [*tokenizer.encode(row["completion"]), tokenizer.eos_token_id]
+            prompt = tokenizer.encode(row["prompt"])
+            target = [*tokenizer.encode(row["completion"], add_special_tokens=False), tokenizer.eos_token_id]
             logps_TV = model(torch.tensor([prompt + target])).logits[0].log_softmax(-1)
             for place, token in enumerate(target, start=len(prompt)):
                 total -= logps_TV[place - 1, token].item()
@@ -164,3 +166,9 @@ def test_two_trainings_of_one_seed_give_the_same_weights(
 
     assert torch.equal(weights_after_two_steps(1), weights_after_two_steps(1))
     assert not torch.equal(weights_after_two_steps(1), weights_after_two_steps(2))
+
+
+def test_a_call_of_the_tokenizer_puts_exactly_one_bos_in_front(tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = tokenizer("Tom has 3 apples.").input_ids
+    assert ids[0] == tokenizer.bos_token_id
+    assert ids.count(tokenizer.bos_token_id) == 1

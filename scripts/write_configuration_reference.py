@@ -1,0 +1,206 @@
+"""Write the generated tables of the documentation: every key of the configuration, every method's settings.
+
+    python scripts/write_configuration_reference.py            # rewrite what is out of date
+    python scripts/write_configuration_reference.py --check    # write nothing; exit 1 when a page is out of date
+
+A table stands between `<!-- generated: NAME -->` and `<!-- end of generated -->`; the rest of a page is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import math
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from trimtab.config import RewardSection, RunConfig, describe_keys, describe_methods
+from trimtab.objectives import METHODS, Method
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+BLOCK = re.compile(r"(<!-- generated: ([\w.-]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+MEANINGS = {
+    "baseline": "what is subtracted from a reward: the group's mean, the mean of the other rows, or nothing",
+    "normalise": "`std` divides the advantages by the group's sample standard deviation",
+    "mask_truncated": "take completions that hit the length limit out of numerator and denominator",
+    "drop_uniform_groups": "take groups of equal rewards out of the denominator too; nothing is sampled again",
+    "normaliser": "what the sum over tokens is divided by; see the formula",
+    "level": "ratio of each token, or one length-normalised ratio a sequence",
+    "clip_low": "the ratio is clipped below at 1 − clip_low; none: no lower clip",
+    "clip_high": "the ratio is clipped above at 1 + clip_high; none: no upper clip",
+    "beta": "weight of the k3 KL to the frozen starting policy, per nat; above 0 a reference is scored too",
+    "gamma": "weight of a completion's mean token entropy, in reward units per nat; not scale-free",
+    "entropy_penalty": "subtract a constant from the advantage, or add a differentiable term to the loss",
+    "entropy_filter_mode": "`auto`: on when the untouched policy's mean token entropy is below the threshold",
+    "entropy_threshold": "nats a token, above 0",
+    "entropy_filter_rows": "which rows the filter may drop: all, or those of negative advantage",
+    "conflict_sides": "which conflict runs count",
+    "conflict_negative": "λ of a conflict token in a row of negative advantage, a factor",
+    "conflict_positive": "λ of a conflict token in a row of positive advantage, a factor",
+    "filtered_rows_define_conflicts": "whether rows that the filter drops still take part in finding conflicts",
+    "keep_uniform_groups": "keep groups of equal rewards, which then receive the entropy penalty alone",
+    "compat": "`authors`: three traits of the authors' code; see the table of differences",
+}
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; bars inside cells are escaped."""
+    lines: list[Sequence[str]] = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def default_text(value: Any) -> str:
+    """A default as it would be written in YAML; empty for "not set"."""
+    if value is None or value is inspect.Parameter.empty:
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if value == math.log(2.0):
+        return f"ln 2 = {value:.4f}"
+    return f"`{value}`"
+
+
+def type_text(annotation: Any) -> str:
+    """Which values an annotation allows, in words."""
+    if annotation is Any or annotation is inspect.Parameter.empty:
+        return "any"
+    if get_origin(annotation) is Annotated:
+        inner, *extras = get_args(annotation)
+        limits = [limit for extra in extras for limit in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
+        return f"{type_text(inner)} {bounds_text(limits)}".strip()
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
+    if get_origin(annotation) is list:
+        return f"list of {type_text(get_args(annotation)[0])}"
+    if get_origin(annotation) is dict:
+        return "mapping"
+    parts = [part for part in get_args(annotation) if part is not NoneType]
+    if parts:
+        return " or ".join(type_text(part) for part in parts)
+    if annotation is str:
+        return "text"
+    if annotation is bool:
+        return "`true`, `false`"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "mapping"
+    return {int: "whole number", float: "number"}.get(annotation, str(annotation))
+
+
+def sections_of(info: FieldInfo) -> list[type[BaseModel]]:
+    """Sections that a field holds."""
+    candidates = [info.annotation, *get_args(info.annotation)]
+    return [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+
+
+def find_field(section: type[BaseModel], key: str) -> FieldInfo:
+    """The field of a dotted key."""
+    first, _, rest = key.partition(".")
+    info = section.model_fields[first]
+    return find_field(sections_of(info)[0], rest) if rest else info
+
+
+def bounds_text(limits: Sequence[Any]) -> str:
+    """Bounds as pydantic keeps them, like "≥ 0, < 1"."""
+    return ", ".join(
+        f"{sign} {getattr(limit, name):g}" for limit in limits for name, sign in BOUNDS.items() if hasattr(limit, name)
+    )
+
+
+def values_text(info: FieldInfo) -> str:
+    """Type and bounds of a field."""
+    return f"{type_text(info.annotation)} {bounds_text(info.metadata)}".strip()
+
+
+def keys_table(section: type[BaseModel], prefix: str = "") -> str:
+    """Every key of a section, from `describe_keys`."""
+    rows = []
+    for key, default, meaning in describe_keys(section):
+        info = find_field(section, key)
+        plain = default.lower() if default in ("True", "False") else default
+        shown = plain if plain in ("", "required") else f"`{plain}`"
+        rows.append((f"`{prefix}{key}`", values_text(info), shown, meaning))
+    return table(("key", "values", "default", "meaning"), rows)
+
+
+def methods_table() -> str:
+    """Every method, from `describe_methods`."""
+    rows = []
+    for name, source, text in describe_methods():
+        summary, _, settings = text.rpartition(". ")
+        shown = ", ".join(f"`{setting}`" for setting in settings.split(", "))
+        rows.append((f"[`{name}`](methods/{name}.md)", source, summary, shown))
+    return table(("method", "source (arXiv)", "in one line", "settings and defaults"), rows)
+
+
+def settings_table(method: Method) -> str:
+    """A method's settings with types, defaults and meanings.
+
+    Raises:
+        KeyError: a setting has no meaning in `MEANINGS` yet.
+    """
+    hints: dict[str, Any] = {}
+    for function in (method.weights, method.loss):
+        hints |= inspect.get_annotations(function, eval_str=True)
+    rows = [
+        (f"`{name}`", type_text(hints.get(name, Any)), default_text(parameter.default) or "none", MEANINGS[name])
+        for name, parameter in method.settings().items()
+    ]
+    return table(("setting", "values", "default", "meaning, unit"), rows)
+
+
+def generated(name: str) -> str:
+    """The content of a block by its name.
+
+    Raises:
+        ValueError: no such block.
+    """
+    if name == "keys":
+        return keys_table(RunConfig)
+    if name == "reward-keys":
+        return keys_table(RewardSection, "rewards[].")
+    if name == "methods":
+        return methods_table()
+    kind, _, method = name.partition(".")
+    if kind == "settings" and method in METHODS:
+        return settings_table(METHODS[method])
+    raise ValueError(f"no generated block is called {name!r}")
+
+
+def renew(text: str) -> str:
+    """A page with all its generated blocks up to date."""
+    return BLOCK.sub(lambda block: f"{block[1]}\n{generated(block[2])}\n{block[3]}", text)
+
+
+def main() -> int:
+    """Rewrite the pages, or with --check only tell which are out of date."""
+    parser = argparse.ArgumentParser(description="Write the generated tables of the documentation.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is out of date")
+    check = parser.parse_args().check
+    pages = [DOCS / "configuration.md", *(DOCS / "methods" / f"{name}.md" for name in METHODS)]
+    stale = []
+    for page in pages:
+        text = page.read_text(encoding="utf-8") if page.is_file() else ""
+        if not BLOCK.search(text):
+            print(f"{page}: missing, or without a generated block", file=sys.stderr)
+            return 1
+        renewed = renew(text)
+        if renewed != text:
+            stale.append(page)
+            if not check:
+                page.write_text(renewed, encoding="utf-8")
+    for page in stale:
+        print(f"{page}: {'out of date; run scripts/write_configuration_reference.py' if check else 'rewritten'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
