@@ -234,11 +234,11 @@ def test_bad_arguments_are_refused() -> None:
 # --- the authors' public code ---
 
 
-def test_the_authors_variant_multiplies_the_masks_and_divides_by_the_number_of_conflicts() -> None:
-    # A = 2, -1, -1. Row 0 shares 3 4 from the left with row 1, and 4 2 from the right with row 2: three conflicts, the
-    # middle one in both runs. lambda 2, 4, 2, no token left over. (2 - 0.1 * 0.5) / 3 = 0.65.
-    # Row 1: two conflicts, lambda 0, 0, 1, 1: (-1 - 0.05) / 2 = -0.525. Row 2: two conflicts, lambda 1, 1, 0, 0:
-    # -0.525 too. Row 3 belongs to another group with row 4, nothing shared: A = +-1, divided by nothing.
+def test_the_authors_variant_multiplies_the_masks_divides_by_the_longer_run_and_sums_over_the_group() -> None:
+    # A = 2, -1, -1. Row 0 shares 3 4 from the left with row 1, and 4 2 from the right with row 2: lambda 2, 4, 2, and
+    # both runs are two long. (2 - 0.1 * 0.5) / 2 = 0.975, times 3 rows = 2.925. Row 1: a run of two, lambda 0, 0, 1, 1:
+    # (-1 - 0.05) / 2 * 3 = -1.575. Row 2: lambda 1, 1, 0, 0: -1.575 too. Rows 3 and 4 share nothing: A = +-1, divided
+    # by nothing, times 2 rows.
     ids_NT = torch.tensor([[3, 4, 2, 0], [3, 4, 8, 8], [7, 7, 4, 2], [5, 5, 0, 0], [6, 6, 0, 0]])
     mask_NT = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]])
     options: dict[str, Any] = {
@@ -251,17 +251,23 @@ def test_the_authors_variant_multiplies_the_masks_and_divides_by_the_number_of_c
     other = [[0.95, 0.95, 0, 0], [-1.05, -1.05, 0, 0]]
     assert_weights(
         gtpo(**options, compat="authors"),
-        [[1.3, 2.6, 1.3, 0], [0, 0, -0.525, -0.525], [-0.525, -0.525, 0, 0], *other],
+        [
+            [5.85, 11.7, 5.85, 0],
+            [0, 0, -1.575, -1.575],
+            [-1.575, -1.575, 0, 0],
+            *[[2 * weight for weight in row] for row in other],
+        ],
     )
     assert_weights(gtpo(**options), [[3.9, 3.9, 3.9, 0], [0, 0, -1.05, -1.05], [-1.05, -1.05, 0, 0], *other])
 
 
 def test_the_authors_variant_always_filters_at_0_7() -> None:
-    # Row means 0.699 (above ln 2 = 0.693, below 0.7), 0.701 and 0.2; a policy that started unconfident.
+    # Row means 0.699 (above ln 2 = 0.693, below 0.7), 0.701 and 0.2; a policy that started unconfident. 3 rows: A = 2
+    # sums to 6.
     entropies_NT = torch.tensor([[0.699] * 3, [0.701] * 3, [0.2] * 3])
     options: dict[str, Any] = {"entropies_NT": entropies_NT, "gamma": 0.0, "conflict_sides": "none"}
     kept = gtpo(**options, compat="authors", initial_entropy=2.0, entropy_filter_mode="off", entropy_threshold=9.0)
-    assert_weights(kept, [[2, 2, 0], [0, 0, 0], [0, 0, 0]])
+    assert_weights(kept, [[6, 6, 0], [0, 0, 0], [0, 0, 0]])
     assert_weights(gtpo(**options, initial_entropy=0.5), [[0, 0, 0], [0, 0, 0], [0, 0, 0]])
     assert_weights(gtpo(**options, initial_entropy=2.0), [[2, 2, 0], [-2, 0, 0], [0, 0, 0]])
 
@@ -276,10 +282,14 @@ def test_the_authors_variant_counts_the_conflicts_of_the_sides_in_use() -> None:
         "entropies_NT": torch.zeros(2, 3),
         "compat": "authors",
     }
-    # A = 1, -1. Both sides: two conflicts a row; the prefix alone: one; none: no division at all.
-    assert_weights(gtpo(**options), [[1, 0.5, 1], [0, -0.5, 0]])
-    assert_weights(gtpo(**options, conflict_sides="prefix"), [[2, 1, 1], [0, -1, -1]])
-    assert_weights(gtpo(**options, conflict_sides="none"), [[1, 1, 1], [-1, -1, -1]])
+    # A = 1, -1, times 2 rows. 5 from the left, 2 from the right: the longer run has one token, so nothing is divided.
+    assert_weights(gtpo(**options), [[4, 2, 4], [0, -2, 0]])
+    assert_weights(gtpo(**options, conflict_sides="prefix"), [[4, 2, 2], [0, -2, -2]])
+    assert_weights(gtpo(**options, conflict_sides="none"), [[2, 2, 2], [-2, -2, -2]])
+    # 5 6 from the left: a run of two, which the prefix alone counts and the suffix alone does not.
+    longer = options | {"token_ids_NT": torch.tensor([[5, 6, 2], [5, 6, 8]])}
+    assert_weights(gtpo(**longer), [[2, 2, 1], [0, 0, -1]])
+    assert_weights(gtpo(**longer, conflict_sides="suffix"), [[2, 2, 2], [-2, -2, -2]])
 
 
 # --- a slow reference for the whole method ---

@@ -20,6 +20,8 @@ from trimtab.objectives.groups import (
     check_choice,
     effective_mask,
     group_advantages,
+    group_index,
+    group_sum,
     uniform_rows,
 )
 
@@ -129,8 +131,10 @@ def gtpo_weights(
         keep_uniform_groups: keep groups of equal rewards, which then receive the entropy penalty alone.
         mask_truncated: take truncated rows out of numerator and denominator.
         compat: `authors` follows the authors' public code where it differs from the paper: the product of the two
-            masks, each row divided by its number of conflicting tokens, and the filter at 0.7 always on. (That code
-            also adds the rows of a group instead of averaging them: a matter of the loss's denominator, not of this.)
+        masks,
+            each row divided by its number of conflicting tokens (as they count them: the longer of the two runs), rows
+            of a group summed instead of averaged, and the filter at 0.7 always on. The factor for the sum is the
+            group's size, for a loss that divides by the number of rows.
 
     Returns:
         TokenWeights.
@@ -182,7 +186,11 @@ def gtpo_weights(
     taking_part_N = keep_N if keep_uniform_groups else keep_N & ~uniform_N
     row_N = row_N * taking_part_N
     if compat == "authors":
-        row_N = row_N / conflicts_N.clamp(min=1)
+        # Their backward run is counted in reversed positions, so the union of the two is as long as the longer one.
+        longer_N = torch.maximum(forward_NT.sum(dim=1), backward_NT.sum(dim=1)).clamp(min=1)
+        index_N, groups = group_index(group_ids_N)
+        size_N = group_sum(torch.ones_like(row_N), index_N, groups)[index_N]
+        row_N = row_N * size_N / longer_N
     weights_NT = row_N[:, None] * lambda_NT * kept_mask_NT
     entropy_weights_NT = None
     if entropy_penalty == "gradient" and gamma > 0:

@@ -91,8 +91,8 @@ def group_advantages(
 
     `mean` subtracts the group's mean reward (GRPO, arXiv 2402.03300 section 4.1.2; Dr. GRPO, arXiv 2503.20783; GTPO,
     arXiv 2508.03772); `leave_one_out` the mean of the *other* rows (RLOO, arXiv 2402.14740 equation 7); `none` nothing.
-    `std` divides by the group's sample standard deviation (ddof 1). With a baseline, a group that holds one reward only (std
-    below 1e-6) or a single valid row has advantage 0; nothing is ever divided by a small number.
+    `std` divides by the group's sample standard deviation (ddof 1). With a baseline, a group that holds one reward
+    only (std below 1e-6) or a single valid row has advantage 0; nothing is ever divided by a small number.
 
     Args:
         rewards_N: one reward a row, in the reward function's units; NaN or infinite means "no reward": the row is
