@@ -43,7 +43,9 @@ def _config(architecture: str, changes: dict[str, Any]) -> Any:
         case "mistral":
             return hf.MistralConfig(**({"sliding_window": 4} | layout))
         case "gemma2":
-            return hf.Gemma2Config(**({"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8} | layout))
+            # Its tied, scaled embeddings repeat one token for ever unless they are small.
+            small = {"initializer_range": 0.1, "head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8}
+            return hf.Gemma2Config(**(LAYOUT | small | changes))
         case "phi":
             return hf.PhiConfig(**layout)
         case "granite":
@@ -51,9 +53,9 @@ def _config(architecture: str, changes: dict[str, Any]) -> Any:
         case "mixtral":
             return hf.MixtralConfig(**({"num_local_experts": 4, "num_experts_per_tok": 2} | layout))
         case "mamba":
-            return hf.MambaConfig(**({"state_size": 4, "tie_word_embeddings": True} | layout))
+            return hf.MambaConfig(**(LAYOUT | {"state_size": 4, "initializer_range": 0.15} | changes))
         case "lfm2":
-            kinds = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+            kinds: dict[str, Any] = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
             return hf.Lfm2Config(**(kinds | layout))
     raise ValueError(architecture)
 

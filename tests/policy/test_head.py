@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimtab.policy import head as head_module
-from trimtab.policy.head import chunk_rows, token_logps
+from trimtab.policy.head import chunk_rows, entropy, token_logps
 
 TEMPERATURES = [(1.0, None), (1.0, 1.0), (0.7, None), (0.7, 0.7), (0.7, 1.3), (1.0, 0.5)]
 
@@ -151,6 +151,15 @@ def test_under_bfloat16_autocast_values_and_gradients_are_close_and_the_gradient
     for gradient, wanted in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
         assert gradient.dtype == torch.float32
         assert (gradient - wanted).norm() <= 0.05 * wanted.norm()
+
+
+def test_entropy_keeps_float32_under_autocast() -> None:
+    logp_NV = torch.log_softmax(torch.randn(5, 300, generator=torch.Generator().manual_seed(0)), dim=1)
+    expected_N = entropy(logp_NV)
+    torch.testing.assert_close(expected_N, torch.distributions.Categorical(logits=logp_NV).entropy())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found_N = entropy(logp_NV)
+    assert found_N.dtype == torch.float32 and torch.equal(found_N, expected_N)
 
 
 class Largest(TorchDispatchMode):

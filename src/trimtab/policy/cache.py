@@ -20,6 +20,9 @@ GROW = 64
 class PreallocatedLayer(DynamicLayer):
     """Keys and values of one layer in buffers with room to grow; `length` columns are filled."""
 
+    keys: Any
+    values: Any
+
     def __init__(self) -> None:
         super().__init__()
         self.length = 0
@@ -34,9 +37,10 @@ class PreallocatedLayer(DynamicLayer):
             self.keys, self.values, self.is_initialized = key_states, value_states, True
             self.length = key_states.shape[-2]
             return key_states, value_states
-        start, self.length = self.length, self.length + key_states.shape[-2]
-        if self.length > self.keys.shape[-2]:
-            self._move(max(self.length, start + start // 2, start + GROW))
+        start, end = self.length, self.length + key_states.shape[-2]
+        if end > self.keys.shape[-2]:
+            self._move(max(end, start + start // 2, start + GROW))
+        self.length = end
         self.keys[:, :, start : self.length] = key_states
         self.values[:, :, start : self.length] = value_states
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
@@ -63,6 +67,8 @@ class SharedPromptLayer(DynamicLayer):
     The prompt's pass fills it; after `share` every further update sees prompt + completion, with gradient into both.
     """
 
+    keys: Any
+    values: Any
     rows_N: Tensor | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

@@ -32,11 +32,13 @@ def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, scale: 
     return logits_CV if scale == 1.0 else logits_CV.mul_(scale)
 
 
-def _entropy(logits_CV: Tensor) -> tuple[Tensor, Tensor]:
-    """(log of the partition function, entropy) of each row; overwrites nothing."""
-    lse_C = torch.logsumexp(logits_CV, dim=1)
-    probabilities_CV = (logits_CV - lse_C[:, None]).exp_()
-    return lse_C, lse_C - torch.linalg.vecdot(probabilities_CV, logits_CV)
+def entropy(logp_V: Tensor, p_V: Tensor | None = None) -> Tensor:
+    """Entropy in nats, shape (...), of distributions given by their log-probabilities, which must be finite.
+
+    `p_V`: the probabilities, where the caller has them already.
+    """
+    with torch.autocast(logp_V.device.type, enabled=False):  # it would take the product in half precision
+        return -torch.linalg.vecdot(logp_V.exp() if p_V is None else p_V, logp_V)
 
 
 class _FusedHead(torch.autograd.Function):
@@ -54,15 +56,14 @@ class _FusedHead(torch.autograd.Function):
         logps, entropies = [], []
         for hidden_CH, ids_C in zip(hidden_MH.split(size), token_ids_M.split(size), strict=True):
             logits_CV = _logits(hidden_CH, weight_VH, bias_V, 1.0 / temperature)
-            picked_C = logits_CV.gather(1, ids_C[:, None])[:, 0]
+            logp_CV = torch.log_softmax(logits_CV, dim=1)
+            logps.append(logp_CV.gather(1, ids_C[:, None])[:, 0])
             if entropy_temperature is None:
-                lse_C, entropy_C = torch.logsumexp(logits_CV, dim=1), torch.zeros_like(picked_C)
-            else:
-                lse_C, entropy_C = _entropy(logits_CV)
-                if entropy_temperature != temperature:
-                    entropy_C = _entropy(logits_CV * (temperature / entropy_temperature))[1]
-            logps.append(picked_C - lse_C)
-            entropies.append(entropy_C)
+                entropies.append(torch.zeros_like(logps[-1]))
+                continue
+            if entropy_temperature != temperature:
+                logp_CV = torch.log_softmax(logits_CV.mul_(temperature / entropy_temperature), dim=1)
+            entropies.append(entropy(logp_CV))
         ctx.save_for_backward(hidden_MH, weight_VH, bias_V, token_ids_M)
         ctx.temperatures = (temperature, entropy_temperature)
         return torch.cat(logps), torch.cat(entropies)
@@ -89,7 +90,7 @@ class _FusedHead(torch.autograd.Function):
                 scale = temperature / entropy_temperature
                 logp_CV = torch.log_softmax(logits_CV * scale, dim=1)
                 p_CV = logp_CV.exp()
-                entropy_C1 = -torch.linalg.vecdot(p_CV, logp_CV)[:, None]
+                entropy_C1 = entropy(logp_CV, p_CV)[:, None]
                 # dH/dz = -p (log p + H)
                 entropy_grad_CV = logp_CV.add_(entropy_C1).mul_(p_CV).mul_(grad_entropies_M[part, None] * -scale)
             # d log p_y / dz = [y] - p

@@ -75,22 +75,29 @@ def resolve_model(name: str, gguf_file: str | None = None) -> str:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
-            raise InputError(f"model.name: there is no folder {name}; give a local folder or a Hugging Face id (owner/name)")
+            raise InputError(
+                f"model.name: there is no folder {name}; give a local folder or a Hugging Face id (owner/name)"
+            )
         return name
     files = [p.name for p in folder.iterdir()]
     if gguf_file:
         if gguf_file not in files:
-            raise InputError(f"model.gguf_file: {name} holds no file {gguf_file!r}; it holds {', '.join(sorted(files))}")
+            raise InputError(
+                f"model.gguf_file: {name} holds no file {gguf_file!r}; it holds {', '.join(sorted(files))}"
+            )
         return str(folder)
     if (folder / "adapter_config.json").is_file():
         return str(folder)
     if not any(f.endswith(WEIGHT_SUFFIXES) for f in files):
         raise InputError(
-            f"model.name: {name} holds no weights (no *.safetensors); save the model there with save_pretrained or correct the path"
+            f"model.name: {name} holds no weights (no *.safetensors); "
+            "save the model there with save_pretrained or correct the path"
         )
     if "config.json" not in files:
         hint = "; name the GGUF file in model.gguf_file" if any(f.endswith(".gguf") for f in files) else ""
-        raise InputError(f"model.name: {name} holds no config.json{hint or '; save the model there with save_pretrained'}")
+        raise InputError(
+            f"model.name: {name} holds no config.json{hint or '; save the model there with save_pretrained'}"
+        )
     if not any(f in files for f in TOKENIZER_FILES):
         raise InputError(
             f"model.name: {name} holds no tokenizer (no tokenizer.json); save it there with tokenizer.save_pretrained"
@@ -132,7 +139,8 @@ def load_policy(
     """Load a model to be trained or sampled from.
 
     Args:
-        name: a Hugging Face id, a local folder, or `builtin:NAME`.
+        name: a Hugging Face id, a local folder, or `builtin:NAME`; a folder of LoRA adapters stands for their base
+            model with the adapters folded into its weights.
         tokenizer: when it is loaded already.
         revision: branch, tag or commit on the hub.
         gguf_file: file inside the folder; its weights are dequantised.
@@ -160,14 +168,19 @@ def load_policy(
         options["gguf_file"] = gguf_file
     if quantization != "none":
         if lora is None:
-            raise InputError("model.quantization: quantised weights cannot be trained; add model.lora or set it to none")
+            raise InputError(
+                "model.quantization: quantised weights cannot be trained; add model.lora or set it to none"
+            )
         from transformers import BitsAndBytesConfig
 
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=quantization == "4bit", load_in_8bit=quantization == "8bit"
         )
     with _readable_errors(name, "model"):
-        model = AutoModelForCausalLM.from_pretrained(place, **options)
+        if (Path(place) / "adapter_config.json").is_file() and "gguf_file" not in options:
+            model: Any = _with_adapters_folded_in(place, options)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(place, **options)
     if "gguf_file" in options:
         # What is loaded is plain floating point; the leftovers would make save_pretrained refuse.
         model.hf_quantizer = None
@@ -197,18 +210,32 @@ def no_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def _with_adapters_folded_in(folder: str, options: dict[str, Any]) -> nn.Module:
+    """The base model that a folder of adapters names, changed by them: all of it, or new adapters, can train."""
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(PeftConfig.from_pretrained(folder).base_model_name_or_path, **options)
+    model: nn.Module = PeftModel.from_pretrained(base, folder).merge_and_unload()  # type: ignore[operator]
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    return model
+
+
 @contextmanager
 def _readable_errors(name: str, what: str) -> Iterator[None]:
     """transformers' errors as one sentence."""
     try:
         with no_bars():
             yield
-    except (OSError, ValueError, ImportError) as error:
+    except InputError:
+        raise
+    except Exception as error:
+        # safetensors and tokenizers raise kinds of their own, and plain Exception, for a file that is not theirs.
         reason = " ".join(str(error).split())[:300]
-        raise InputError(
-            f"model.name: the {what} of {name} cannot be loaded ({reason}); offline, name a local folder that holds both "
-            "weights and tokenizer"
-        ) from error
+        is_local = name.startswith(BUILTIN_PREFIX) or Path(name).expanduser().is_dir()
+        hint = "" if is_local else "; offline, name a local folder that holds both weights and tokenizer"
+        raise InputError(f"model.name: the {what} of {name} cannot be loaded ({reason}){hint}") from error
 
 
 def as_policy(model: nn.Module, tokenizer: Any) -> Policy:

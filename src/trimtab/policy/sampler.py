@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import CacheLayerMixin
 
 from trimtab.policy.cache import cache_argument, decoding_cache
+from trimtab.policy.head import entropy
 from trimtab.policy.rollouts import Rollouts, pad_left
 from trimtab.policy.scorer import unwrap
 from trimtab.seeds import row_uniforms
@@ -108,7 +109,7 @@ class LocalSampler:
 
         padded = not bool(prompt_mask_PL.all())
         position_PL = (prompt_mask_PL.cumsum(dim=1) - 1).clamp(min=0)
-        cache = decoding_cache(self.causal.config)
+        cache: Any = decoding_cache(self.causal.config)
         logits_PV = self._forward(prompt_ids_PL, prompt_mask_PL.long() if padded else None, position_PL, cache)
         logits_NV = logits_PV.index_select(0, group_ids_N)
         cache.reorder_cache(group_ids_N)
@@ -184,10 +185,9 @@ def draw(
     logp_NV = torch.log_softmax(logits_NV if temperature == 1.0 else logits_NV / temperature, dim=1)
     p_NV = logp_NV.exp()
     if params.entropy_temperature is None or params.entropy_temperature == temperature:
-        entropy_N = -torch.linalg.vecdot(p_NV, logp_NV)
+        entropy_N = entropy(logp_NV, p_NV)
     else:
-        other_NV = torch.log_softmax(logits_NV / params.entropy_temperature, dim=1)
-        entropy_N = -torch.linalg.vecdot(other_NV.exp(), other_NV)
+        entropy_N = entropy(torch.log_softmax(logits_NV / params.entropy_temperature, dim=1))
     if step < params.min_tokens:
         logits_NV = logits_NV.index_fill(1, end_ids, float("-inf"))
         p_NV = torch.softmax(logits_NV / temperature, dim=1)
