@@ -4,21 +4,25 @@ The work: 8 prompts x 8 completions of fixed length from one random Qwen2-archit
 heads of which 2 for keys and values, float32); generation, rewards, GRPO loss with clip and without KL, one AdamW step.
 
 How it is measured: each side runs in a fresh process per shape and repetition, A B A B, one step to warm up and then
-`--steps` steps. CPU time is the process's own, over all threads, from the end of one step to the end of the next, so other
-load on the machine shifts it little. Memory is the peak resident set during all steps (gradients and optimizer states
-included) less the resident set after set-up and a first tiny generation. Numbers are medians over steps, then repetitions.
+`--steps` steps. CPU time is the process's own, over all threads, from the end of one step to the end of the next, so
+other load on the machine shifts it little. Memory is the peak resident set during all steps (gradients and optimizer
+states included) less the resident set after set-up and a first tiny generation. Medians over steps, then repetitions.
 
 What TRL gets: beta 0 (no reference model), one micro-batch of all 64 rows, fused AdamW, no gradient checkpointing (its
-default saves memory and costs a second forward pass; `--checkpointing` turns it on), generation with its key-value cache,
-no logging, no saving. This package runs its own training code, `GroupRelative` and `update`, with one micro-batch too.
+default saves memory and costs a second forward pass; `--checkpointing` turns it on), generation with its key-value
+cache, no logging, no saving. This package runs its own training code, `GroupRelative` and `update`. `--micro-batches`
+splits the step on both sides, which saves memory on both. Both inherit the caller's allocator: with glibc's own
+settings TRL's larger temporaries are mapped anew each time; MALLOC_MMAP_THRESHOLD_=8589934592
+MALLOC_TRIM_THRESHOLD_=17179869184 spares it that, for more memory.
 
-`--check-gradients` compares the gradients of both losses on the same rollouts, to 1e-5 of their norm.
+`--check-gradients` compares the gradients of both losses on the same rollouts, to 1e-5 of their norm. Linux only.
 The last line says `ratio_cpu=... ratio_memory=...`: this package over TRL for vocabulary 8192, 64 + 64 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -26,7 +30,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +56,21 @@ def make_model(vocabulary: int) -> Any:
             num_key_value_heads=2,
             max_position_embeddings=1024,
             pad_token_id=0,
-            eos_token_id=1,
+            eos_token_id=None,
         )
     )
 
 
 def make_tokenizer(vocabulary: int) -> Any:
-    """One word an id: w0 is padding, w1 the end."""
+    """One word an id: w0 is padding; the end token lies beyond what the model can say, so every completion is full."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    inner = Tokenizer(WordLevel({f"w{i}": i for i in range(vocabulary)}, unk_token="w2"))
+    inner = Tokenizer(WordLevel({f"w{i}": i for i in range(vocabulary + 1)}, unk_token="w1"))
     inner.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="w0", eos_token="w1", unk_token="w2")
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="w0", eos_token=f"w{vocabulary}", unk_token="w1")
 
 
 def make_prompts(vocabulary: int, length: int, count: int) -> list[list[int]]:
@@ -78,7 +81,7 @@ def make_prompts(vocabulary: int, length: int, count: int) -> list[list[int]]:
     return ids.tolist()  # type: ignore[no-any-return]
 
 
-def reward(prompts: Any, completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+def reward(prompts: Any, completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
     """Costs next to nothing and differs inside every group."""
     return [sum(ids) % 97 / 96 for ids in completion_ids]
 
@@ -110,22 +113,23 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def trl_trainer(model: Any, vocabulary: int, prompts: list[list[int]], completion: int, folder: str, options: Any) -> Any:
+def trl_trainer(
+    model: Any, vocabulary: int, prompts: list[list[int]], completion: int, folder: str, options: argparse.Namespace
+) -> Any:
     """A GRPOTrainer set up for the least cost that leaves the work the same."""
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
     config = GRPOConfig(
         output_dir=folder,
         use_cpu=True,
         bf16=False,
         max_steps=1 + options.steps,
-        per_device_train_batch_size=PROMPTS * GROUP,
-        gradient_accumulation_steps=1,
-        steps_per_generation=1,
+        per_device_train_batch_size=PROMPTS * GROUP // options.micro_batches,
+        gradient_accumulation_steps=options.micro_batches,
+        steps_per_generation=options.micro_batches,
         num_generations=GROUP,
         max_completion_length=completion,
-        generation_kwargs={"min_new_tokens": completion},
         temperature=1.0,
         beta=0.0,
         loss_type="grpo",
@@ -150,10 +154,10 @@ def trl_trainer(model: Any, vocabulary: int, prompts: list[list[int]], completio
     )
 
 
-def trimtab_objective(model: Any, vocabulary: int, prompts: list[list[int]], completion: int) -> Any:
-    """The objective that `trimtab train` would build, with the end token forbidden."""
-    from dataclasses import replace
-
+def trimtab_objective(
+    model: Any, vocabulary: int, prompts: list[list[int]], completion: int, options: argparse.Namespace
+) -> Any:
+    """The objective that `trimtab train` would build."""
     from accelerate import Accelerator
 
     from trimtab.config import RunConfig
@@ -162,6 +166,7 @@ def trimtab_objective(model: Any, vocabulary: int, prompts: list[list[int]], com
     from trimtab.training.data import Prompts
     from trimtab.training.rl import GroupRelative
 
+    tokens = (PROMPTS * len(prompts[0]) + PROMPTS * GROUP * completion) // options.micro_batches
     config = RunConfig.model_validate(
         {
             "method": "grpo",
@@ -169,16 +174,14 @@ def trimtab_objective(model: Any, vocabulary: int, prompts: list[list[int]], com
             "data": {"source": "random"},
             "sampling": {"group_size": GROUP, "max_completion_tokens": completion},
             "optimizer": {"learning_rate": RATE, "max_grad_norm": 1.0},
-            "training": {"batch_size": PROMPTS * GROUP, "micro_batch_tokens": 1 << 20},
+            "training": {"batch_size": PROMPTS * GROUP, "micro_batch_tokens": tokens},
             "output": "unused",
         }
     )
     texts: list[Any] = [to_text(ids) for ids in prompts]
     rows = Prompts(rows=[{"prompt": text} for text in texts], prompts=texts, ids=prompts)
     policy = as_policy(model, make_tokenizer(vocabulary))
-    objective = GroupRelative(config, policy, rows, None, [RewardPart("reward", reward)], Accelerator(cpu=True))
-    objective.params = replace(objective.params, min_tokens=completion)
-    return objective
+    return GroupRelative(config, policy, rows, None, [RewardPart("reward", reward)], Accelerator(cpu=True))
 
 
 def run_side(side: str, shape: tuple[int, int, int], options: argparse.Namespace) -> dict[str, float]:
@@ -198,6 +201,7 @@ def run_side(side: str, shape: tuple[int, int, int], options: argparse.Namespace
 
             class Clock(TrainerCallback):  # type: ignore[misc]
                 def on_step_end(self, *_: Any, **__: Any) -> None:
+                    assert trainer._metrics["train"]["completions/min_length"][-1] == completion
                     ends.append(cpu_seconds())
 
             trainer.add_callback(Clock())
@@ -209,7 +213,7 @@ def run_side(side: str, shape: tuple[int, int, int], options: argparse.Namespace
             from trimtab.policy.sampler import SamplingParams
             from trimtab.training.loop import make_optimizer, update
 
-            objective = trimtab_objective(model, vocabulary, prompts, completion)
+            objective = trimtab_objective(model, vocabulary, prompts, completion, options)
             settings = objective.config.optimizer
             parameters = list(model.parameters())
             optimizer = make_optimizer(parameters, settings)
@@ -219,8 +223,9 @@ def run_side(side: str, shape: tuple[int, int, int], options: argparse.Namespace
             for step in range(1, 2 + options.steps):
                 for losses in objective.updates(step):
                     update(losses, parameters, optimizer, objective.accelerator, settings.max_grad_norm)
+                assert objective.metrics()["completions/clipped_ratio"] == 1.0
                 ends.append(cpu_seconds())
-    steps = [after - start for start, after in zip(ends, ends[1:], strict=False)]
+    steps = [after - start for start, after in itertools.pairwise(ends)]
     peak = peak_mib()
     return {"cpu": statistics.median(steps), "memory": peak - before, "peak": peak}
 
@@ -237,7 +242,7 @@ def gradient_difference(shape: tuple[int, int, int], options: argparse.Namespace
     torch.set_num_threads(options.threads)
     model = make_model(vocabulary).train()
     prompts = make_prompts(vocabulary, prompt, PROMPTS)
-    objective = trimtab_objective(model, vocabulary, prompts, completion)
+    objective = trimtab_objective(model, vocabulary, prompts, completion, options)
     rollouts = objective.rollout(1)
     lengths_N = torch.randint(1, completion + 1, (PROMPTS * GROUP,), generator=torch.Generator().manual_seed(2))
     rollouts = replace(rollouts, mask_NT=torch.arange(completion) < lengths_N[:, None])
@@ -268,7 +273,8 @@ def gradient_difference(shape: tuple[int, int, int], options: argparse.Namespace
 def in_fresh_process(side: str, shape: tuple[int, int, int], options: argparse.Namespace) -> dict[str, float]:
     """`run_side` (or the gradient check) in a new interpreter."""
     command = [sys.executable, __file__, "--side", side, "--shape", *map(str, shape)]
-    command += ["--threads", str(options.threads), "--steps", str(options.steps)]
+    for name in ("threads", "steps", "micro_batches"):
+        command += ["--" + name.replace("_", "-"), str(getattr(options, name))]
     command += ["--checkpointing"] if options.checkpointing else []
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "passive"}
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -281,16 +287,17 @@ def in_fresh_process(side: str, shape: tuple[int, int, int], options: argparse.N
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the 8192-word, 64 + 64 token shape alone, fewer repetitions")
-    parser.add_argument("--steps", type=int, help="steps measured in each process (default 4; quick: 3)")
+    parser.add_argument("--quick", action="store_true", help="vocabulary 8192, 64 + 64 tokens alone; fewer repetitions")
+    parser.add_argument("--steps", type=int, help="steps measured in each process (default 4; quick: 2)")
     parser.add_argument("--repetitions", type=int, help="processes a side and shape (default 3; quick: 2)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of both sides")
+    parser.add_argument("--micro-batches", type=int, default=1, choices=(1, 2, 4, 8), help="a step, on both sides")
     parser.add_argument("--checkpointing", action="store_true", help="TRL with gradient checkpointing, its default")
     parser.add_argument("--check-gradients", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--side", choices=("trl", "trimtab", "gradients"), help=argparse.SUPPRESS)
     parser.add_argument("--shape", type=int, nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.steps = options.steps or (3 if options.quick else 4)
+    options.steps = options.steps or (2 if options.quick else 4)
     if options.side == "gradients":
         print(json.dumps({"difference": gradient_difference(tuple(options.shape), options)}))
         return

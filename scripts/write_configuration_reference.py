@@ -48,7 +48,7 @@ MEANINGS = {
     "conflict_positive": "λ of a conflict token in a row of positive advantage, a factor",
     "filtered_rows_define_conflicts": "whether rows that the filter drops still take part in finding conflicts",
     "keep_uniform_groups": "keep groups of equal rewards, which then receive the entropy penalty alone",
-    "compat": "`authors`: three traits of the authors' code; see the table of differences",
+    "compat": "`authors`: the traits of the authors' code; see the table of differences",
 }
 
 

@@ -66,7 +66,8 @@ def _root(
 def train(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="The run's configuration.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value ...]", help="Keys to set, e.g. optimizer.learning_rate=1e-6.")
+        list[str] | None,
+        typer.Argument(metavar="[key=value ...]", help="Keys to set, e.g. optimizer.learning_rate=1e-6."),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Check the configuration and leave; no model loads.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,

@@ -9,12 +9,15 @@ import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
 from trimtab.errors import InputError
+
+if TYPE_CHECKING:
+    from trimtab.objectives import Method
 
 SFT = "sft"
 
@@ -22,7 +25,7 @@ SFT = "sft"
 class Section(BaseModel):
     """A part of the configuration: unknown keys and silent type conversions are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class LoraSection(Section):
@@ -74,7 +77,9 @@ class DataSection(Section):
     )
     limit: int | None = Field(None, ge=1, description="use the first rows only")
     max_prompt_tokens: int | None = Field(None, ge=1, description="longer prompts are left out and counted")
-    arithmetic: ArithmeticSection = Field(default_factory=lambda: ArithmeticSection(), description="builtin:arithmetic only")
+    arithmetic: ArithmeticSection = Field(
+        default_factory=lambda: ArithmeticSection(), description="builtin:arithmetic only"
+    )
 
 
 class PromptSection(Section):
@@ -101,7 +106,9 @@ class SamplingSection(Section):
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus; 1 is off")
     top_k: int = Field(0, ge=0, description="likeliest tokens; 0 is off")
     max_completion_tokens: int = Field(256, ge=1, description="tokens, the end token included")
-    entropy_temperature: float | None = Field(None, gt=0, description="temperature of the entropies; default: sampling's")
+    entropy_temperature: float | None = Field(
+        None, gt=0, description="temperature of the entropies; default: sampling's"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -143,7 +150,7 @@ class EvaluationSection(Section):
     data: DataSection | None = Field(None, description="held-out rows; none: no evaluation")
     every: int = Field(50, ge=1, description="steps between evaluations; the first is before training")
     samples: int = Field(4, ge=1, description="completions a problem")
-    k: list[int] = Field([1, 4], description="pass@k is reported for these")
+    k: list[Annotated[int, Field(ge=1)]] = Field([1, 4], description="pass@k is reported for these")
     temperature: float = Field(1.0, ge=0, description="0: greedy")
 
 
@@ -168,7 +175,9 @@ class LogSection(Section):
 class RunConfig(Section):
     """A training run."""
 
-    method: dict[str, Any] = Field(description="gtpo, grpo, dr_grpo, dapo, gspo, rloo, reinforce, sft; or {name: .., settings}")
+    method: dict[str, Any] = Field(
+        description="gtpo, grpo, dr_grpo, dapo, gspo, rloo, reinforce, sft; or {name: .., settings}"
+    )
     model: ModelSection
     data: DataSection
     prompt: PromptSection = PromptSection()
@@ -188,6 +197,13 @@ class RunConfig(Section):
         if isinstance(values, dict) and isinstance(values.get("method"), str):
             values = {**values, "method": {"name": values["method"]}}
         return values
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _preset_or_list(cls, value: Any) -> Any:
+        if not isinstance(value, str | list):
+            raise ValueError(f"give the name of a preset or a list of functions, not {value!r}")
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -220,9 +236,7 @@ def check_method(method: Mapping[str, Any], *, max_length: int) -> None:
     Raises:
         ValueError: in one sentence.
     """
-    import torch
-
-    from trimtab.objectives import find_method, loss_denominator
+    from trimtab.objectives import find_method
 
     found = find_method(method["name"])
     settings = {key: value for key, value in method.items() if key != "name"}
@@ -231,11 +245,23 @@ def check_method(method: Mapping[str, Any], *, max_length: int) -> None:
     for function in (found.weights, found.loss):
         hints |= inspect.get_annotations(function, eval_str=True)
     fields: dict[str, Any] = {key: (hints.get(key, Any), ...) for key in settings}
-    checker = create_model("Settings", __config__=ConfigDict(strict=True), **fields)
+    checker = create_model("Settings", __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields)
     try:
         checker(**settings)
     except ValidationError as error:
-        raise ValueError("; ".join(f"method.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())) from None
+        raise ValueError("; ".join(f"method.{_complaint(e)}" for e in error.errors())) from None
+    try:
+        _try_out(found, settings, max_length)
+    except ValueError as error:
+        raise ValueError(f"method: {error}") from None
+
+
+def _try_out(found: Method, settings: Mapping[str, Any], max_length: int) -> None:
+    """Call both functions of a method on two completions of one token."""
+    import torch
+
+    from trimtab.objectives import loss_denominator
+
     weights_settings, loss_settings = found.split(settings)
     ids_NT, mask_NT = torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1, dtype=torch.bool)
     zeros_NT = torch.zeros(2, 1)
@@ -263,19 +289,35 @@ def check_method(method: Mapping[str, Any], *, max_length: int) -> None:
     )
 
 
+_BOOL = "tag:yaml.org,2002:bool"
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 5e-6 as text; people mean a number. Duplicate keys are refused: one of them would be ignored."""
+    """YAML 1.1 reads 5e-6 as text and off as false; people mean a number and the word.
+
+    Duplicate keys are refused: one of them would be ignored.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [pair for pair in pairs if pair[0] != _BOOL]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        seen: set[str] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key!r} stands twice", problem_mark=key_node.start_mark)
-            seen.add(key)
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a word", problem_mark=key_node.start_mark)
+            if key_node.value in seen:
+                problem = f"the key {key_node.value!r} stands twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
+            seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 
 
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
@@ -294,6 +336,8 @@ def read_yaml(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise InputError(f"{where}{line}: not valid YAML: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from error
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
@@ -305,7 +349,13 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: there is no such configuration file")
-    values = read_yaml(path.read_text(encoding="utf-8-sig"), str(path))
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: invalid UTF-8 at byte {error.start + 1}; save the file as UTF-8") from error
+    except OSError as error:
+        raise InputError(f"{path}: the file cannot be read ({error.strerror})") from error
+    values = read_yaml(text, str(path))
     if not isinstance(values, dict):
         raise InputError(f"{path}: a configuration is a mapping of keys to values")
     for override in overrides or []:
@@ -344,13 +394,15 @@ def parse_config(values: Mapping[str, Any], *, where: str = "configuration") -> 
     try:
         return RunConfig.model_validate(dict(values))
     except ValidationError as error:
-        complaints = dict.fromkeys(_complaint(e) for e in error.errors())
+        # A list that fails as a list need not hear that it is no string either.
+        errors = [e for e in error.errors() if not (e["loc"][-1:] == ("str",) and isinstance(e["input"], list))]
+        complaints = dict.fromkeys(map(_complaint, errors))
         raise InputError(f"{where}: {'; '.join(complaints)}") from None
 
 
 def _complaint(error: Any) -> str:
     """One pydantic error as a person would say it."""
-    location = [part for part in error["loc"] if part not in ("str", "list[RewardSection]")]
+    location = [part for part in error["loc"] if part not in ("str", "list[str]", "list[RewardSection]")]
     key = ".".join(map(str, location))
     kind, message = error["type"], error["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":

@@ -23,7 +23,7 @@ import yaml
 from trimtab.errors import InputError
 
 METHODS = ("grpo", "gtpo")
-RATES = {"healthy": 1e-4, "aggressive": 1e-3}
+RATES = {"healthy": 5e-5, "aggressive": 5e-4}
 STEPS = 60
 HELD_OUT = 256
 MODEL = "builtin:arithmetic-varied"

@@ -40,11 +40,10 @@ def evaluate_policy(
     columns: dict[str, list[float]] = {}
     unparsable = 0
     at_once = max(1, rows_at_once // samples)
+    names = list(dict.fromkeys(name for row in rows for name in row))
     for start in range(0, len(rows), at_once):
         chunk = range(start, min(start + at_once, len(rows)))
-        rollouts = sampler.sample(
-            [prompt_ids[i] for i in chunk], samples, params, seed, first_row=start * samples
-        )
+        rollouts = sampler.sample([prompt_ids[i] for i in chunk], samples, params, seed, first_row=start * samples)
         texts = tokenizer.batch_decode(rollouts.completion_lists(), skip_special_tokens=True)
         owners = [i for i in chunk for _ in range(samples)]
         table = score_completions(
@@ -52,7 +51,7 @@ def evaluate_policy(
             [prompts[i] for i in owners],
             texts,
             rollouts.completion_lists(),
-            {key: [rows[i].get(key) for i in owners] for key in rows[0]},
+            {name: [rows[i].get(name) for i in owners] for name in names},
         )
         assert rollouts.entropies_NT is not None
         columns.setdefault("entropy", []).extend(row_mean(rollouts.entropies_NT, rollouts.mask_NT).tolist())
@@ -62,10 +61,10 @@ def evaluate_policy(
         columns.setdefault("reward", []).extend(table.total)
         for name, values in table.parts.items():
             columns.setdefault(f"rewards/{name}/mean", []).extend(values)
-        if "answer" in rows[0]:
+        if "answer" in names:
             for place, i in enumerate(chunk):
                 judged = [
-                    verify(gold=rows[i]["answer"], prediction=text)
+                    verify(gold=rows[i].get("answer"), prediction=text)
                     for text in texts[place * samples : (place + 1) * samples]
                 ]
                 if None in judged:

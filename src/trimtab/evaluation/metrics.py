@@ -9,7 +9,7 @@ from collections.abc import Sequence
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that at least one of k samples is correct, given that c of n were: 1 - C(n-c, k) / C(n, k).
 
-    The unbiased estimator of arXiv 2107.03374 (section 2.1), computed in log space.
+    The unbiased estimator of arXiv 2107.03374 (section 2.1), as a product in log space.
 
     Args:
         n: samples produced for the problem.
@@ -23,8 +23,10 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         raise ValueError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
     if n - c < k:
         return 1.0
-    log_miss = math.lgamma(n - c + 1) - math.lgamma(n - c - k + 1) - math.lgamma(n + 1) + math.lgamma(n - k + 1)
-    # expm1 keeps the digits of a small probability, and c = 0 gives exactly 0.
+    # The ratio does not change when c and k are exchanged: the product over the smaller one is the shorter.
+    few, many = sorted((c, k))
+    log_miss = math.fsum(math.log1p(-many / (n - i)) for i in range(few))
+    # expm1 keeps the digits of a small probability.
     return -math.expm1(log_miss) if c else 0.0
 
 

@@ -19,6 +19,9 @@ from trimtab.seeds import row_uniforms
 LEAVE = 0.125
 """Rows leave the batch when this share of it has finished: moving the cache costs about one decoding step."""
 
+DRAW_ELEMENTS = 1 << 21
+"""Probabilities that a CPU works on at once: larger temporaries go back to the system, page by page, at every step."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -181,6 +184,16 @@ def draw(
         (token_N, logp_N, entropy_N): the log-probability and the entropy are those of the whole distribution, before
         top-k, top-p and the ban on end tokens.
     """
+    rows = max(1, DRAW_ELEMENTS // logits_NV.shape[1]) if logits_NV.device.type == "cpu" else logits_NV.shape[0]
+    chunks = zip(logits_NV.split(rows), uniforms_N.split(rows), strict=True)
+    parts = [_draw_chunk(logits_CV, uniforms_C, params, end_ids, step) for logits_CV, uniforms_C in chunks]
+    token_N, logp_N, entropy_N = (torch.cat(part) for part in zip(*parts, strict=True))
+    return token_N, logp_N, entropy_N
+
+
+def _draw_chunk(
+    logits_NV: Tensor, uniforms_N: Tensor, params: SamplingParams, end_ids: Tensor, step: int
+) -> tuple[Tensor, Tensor, Tensor]:
     temperature = params.temperature or 1.0
     logp_NV = torch.log_softmax(logits_NV if temperature == 1.0 else logits_NV / temperature, dim=1)
     p_NV = logp_NV.exp()

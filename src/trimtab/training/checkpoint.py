@@ -63,7 +63,10 @@ def save_checkpoint(
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
     sync(target.parent)
-    for old in checkpoints(run)[:-keep]:
+    found = checkpoints(run)
+    place = found.index(target)
+    # What has a higher number was torn, or this run would have continued from there.
+    for old in found[: max(0, place + 1 - keep)] + found[place + 1 :]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
@@ -95,7 +98,7 @@ def newest_checkpoint(run: Path) -> tuple[Path, dict[str, Any]] | None:
             for name, size in state["files"].items():
                 if (path / name).stat().st_size != size:
                     raise ValueError(f"{name} has the wrong size")
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("%s is not whole and is skipped: %s", path, error)
             continue
         return path, state

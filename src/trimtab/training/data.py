@@ -6,6 +6,7 @@ import logging
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,6 +40,11 @@ class Prompts:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @cached_property
+    def columns(self) -> list[str]:
+        """Every column that any row has, so that reward functions get the same arguments at every step."""
+        return list(dict.fromkeys(name for row in self.rows for name in row))
+
 
 def load_task_rows(data: DataSection, prompt: PromptSection, *, required: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The rows of a data section, with every required column.
@@ -53,7 +59,10 @@ def load_task_rows(data: DataSection, prompt: PromptSection, *, required: Sequen
     """
     fields = ["prompt"]
     if prompt.template is not None:
-        fields = [name for _, name, _, _ in string.Formatter().parse(prompt.template) if name]
+        try:
+            fields = [name for _, name, _, _ in string.Formatter().parse(prompt.template) if name]
+        except ValueError as error:
+            raise InputError(f"prompt.template: {str(error).lower()}; double a literal brace: {{{{ or }}}}") from error
     if data.source == BUILTIN:
         from trimtab.tasks.arithmetic import make_rows
 
@@ -86,11 +95,14 @@ def encode_rows(
     """
     kept = Prompts([], [], [])
     longest = 0
-    for row in rows:
-        text = render_prompt(row, template=prompt.template, system=prompt.system)
-        if not isinstance(text, str) and not uses_chat_template(tokenizer, prompt.chat_template):
-            text = messages_to_text(text)
-        ids = encode_prompt(tokenizer, text, chat_template=prompt.chat_template)
+    for number, row in enumerate(rows, 1):
+        try:
+            text = render_prompt(row, template=prompt.template, system=prompt.system)
+            if not isinstance(text, str) and not uses_chat_template(tokenizer, prompt.chat_template):
+                text = messages_to_text(text)
+            ids = encode_prompt(tokenizer, text, chat_template=prompt.chat_template)
+        except InputError as error:
+            raise InputError(f"{source}, row {number}: {error}") from error
         longest = max(longest, len(ids))
         if limit is None or len(ids) <= limit:
             kept.rows.append(row)
@@ -99,8 +111,8 @@ def encode_rows(
     dropped = len(rows) - len(kept)
     if not kept.rows:
         raise InputError(
-            f"{source}: 0 of {len(rows)} rows left: every prompt is longer than {limit} tokens (the longest has {longest}); "
-            "raise data.max_prompt_tokens or shorten the prompts"
+            f"{source}: 0 of {len(rows)} rows left: every prompt is longer than {limit} tokens (the longest has "
+            f"{longest}); raise data.max_prompt_tokens or shorten the prompts"
         )
     if dropped:
         logger.warning("%s: %d of %d rows left out: prompts longer than %d tokens", source, dropped, len(rows), limit)

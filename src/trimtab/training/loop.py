@@ -1,7 +1,8 @@
 """The one training loop: accumulate, clip, step, log, evaluate, checkpoint, resume.
 
-What is trained is an `Objective` (rl.py, sft.py): it yields the losses of micro-batches, the loop does the rest. Everything
-random is a function of the seed, the step and a name, so a run that was killed and started again continues bit for bit.
+What is trained is an `Objective` (rl.py, sft.py): it yields the losses of micro-batches, the loop does the rest.
+Everything random is a function of the seed, the step and a name, so a run that was killed and started again continues
+bit for bit.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 from trimtab.config import OptimizerSection, RunConfig
 from trimtab.policy.loading import Policy, no_bars
 from trimtab.seeds import derive_seed
-from trimtab.training.checkpoint import cut_log, load_optimizer, newest_checkpoint, save_checkpoint, trainable
+from trimtab.training.checkpoint import cut_log, load_optimizer, save_checkpoint, trainable
 from trimtab.training.progress import Progress
 from trimtab.training.record import peak_memory_mib, write_environment, write_model_card
 
@@ -72,7 +73,8 @@ def learning_rate_at(step: int, steps: int, settings: OptimizerSection) -> float
         return settings.learning_rate * step / warmup
     if settings.schedule == "constant":
         return settings.learning_rate
-    progress = (step - 1 - warmup) / max(1.0, steps - warmup)
+    # A warm-up of 1.5 steps ends between two steps: the first one after it is at the peak, not above.
+    progress = max(0.0, step - 1 - warmup) / max(1.0, steps - warmup)
     factor = 1.0 - progress if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     return settings.learning_rate * max(0.0, factor)
 
@@ -111,6 +113,7 @@ def train(
     *,
     steps: int,
     progress: Progress,
+    found: tuple[Path, dict[str, Any]] | None = None,
 ) -> dict[str, float]:
     """Run (or continue) training until `steps` steps are done.
 
@@ -121,6 +124,7 @@ def train(
         accelerator: device, precision, processes, trackers.
         steps: training steps in all.
         progress: where to show it.
+        found: that checkpoint and its state, from `newest_checkpoint`.
 
     Returns:
         The last line of metrics.
@@ -135,20 +139,22 @@ def train(
     ordered_names = names_in_order(optimizer, {id(p): n for n, p in zip(names, parameters, strict=True)})
     metrics_path, samples_path, timing_path = run / "metrics.jsonl", run / "samples.jsonl", run / "timings.jsonl"
 
-    found = newest_checkpoint(run)
     done = 0
     if found:
         path, state = found
         done = int(state["step"])
+        if done >= steps:
+            progress.note(f"nothing to do: {path} is the last of {steps} steps")
+            return last_metrics(metrics_path)
         load_optimizer(path, optimizer, ordered_names)
         objective.load_state(state["objective"])
         progress.note(f"continuing from {path}")
     accelerator.wait_for_everyone()
     if main:
         run.mkdir(parents=True, exist_ok=True)
-        for log in (metrics_path, samples_path, timing_path):
+        for written in (metrics_path, samples_path, timing_path):
             # Without a checkpoint the run starts over, its step 0 included.
-            cut_log(log, done if found else -1)
+            cut_log(written, done if found else -1)
         write_environment(run, config, resumed_at=done if found else None)
     if config.log.trackers:
         accelerator.init_trackers(config.log.project, config={"output": config.output, "seed": config.seed})
@@ -229,8 +235,8 @@ def update(
     """One optimizer step over micro-batch losses that add up to the batch's loss.
 
     Returns:
-        The gradient's norm before clipping; None when there was nothing to learn from (no loss, or a gradient that is not
-        finite) and the step was left out, on all processes alike.
+        The gradient's norm before clipping; None when there was nothing to learn from (no loss, or a gradient that is
+        not finite) and the step was left out, on all processes alike.
     """
     optimizer.zero_grad(set_to_none=True)
     count = 0
@@ -285,6 +291,13 @@ def append(path: Path, lines: list[dict[str, Any]]) -> None:
     """Add JSON lines to a file."""
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def last_metrics(path: Path) -> dict[str, float]:
+    """The metrics of a log's last line; empty when there is none."""
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    values = json.loads(lines[-2]) if len(lines) > 1 else {}
+    return {key: math.nan if value is None else value for key, value in values.items() if key != "step"}
 
 
 def _plain(value: float) -> float | None:

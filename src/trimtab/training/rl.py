@@ -13,10 +13,17 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from trimtab.config import RunConfig
+from trimtab.config import SFT, RunConfig
 from trimtab.errors import InputError
 from trimtab.evaluation.during import evaluate_policy
-from trimtab.objectives import TokenWeights, find_method, group_advantages, loss_denominator, pushed_down_groups, row_mean
+from trimtab.objectives import (
+    TokenWeights,
+    find_method,
+    group_advantages,
+    loss_denominator,
+    pushed_down_groups,
+    row_mean,
+)
 from trimtab.policy.loading import Policy
 from trimtab.policy.rollouts import Rollouts
 from trimtab.policy.sampler import LocalSampler, SamplingParams
@@ -138,13 +145,13 @@ class GroupRelative:
         """One rollout, then as many optimizer steps on it as configured."""
         rollouts = self.rollout(step)
         weights = self.weigh(rollouts)
-        denominator = self._sum(
-            loss_denominator(
-                weights.mask_NT,
-                normaliser=self.loss_settings.get("normaliser", "rows"),
-                max_length=self.params.max_tokens,
-            )
+        share = loss_denominator(
+            weights.mask_NT,
+            normaliser=self.loss_settings.get("normaliser", "rows"),
+            max_length=self.params.max_tokens,
         )
+        # At least 1 holds for the whole batch: a process whose rows are all masked adds nothing.
+        denominator = self._sum(share * weights.mask_NT.any()).clamp(min=1)
         repeats = self.config.training.updates_per_rollout
         totals: dict[str, float] = {}
         # The policy has not moved at the first update, so its own log-probabilities are the old ones; they are kept
@@ -180,7 +187,7 @@ class GroupRelative:
             [self.train.prompts[i] for i in per_row],
             texts,
             completion_ids,
-            {key: [self.train.rows[i].get(key) for i in per_row] for key in self.train.rows[0]},
+            {name: [self.train.rows[i].get(name) for i in per_row] for name in self.train.columns},
         )
         device = rollouts.mask_NT.device
         rollouts = replace(
@@ -218,8 +225,8 @@ class GroupRelative:
             self.warned = True
             if penalty > 0.5 * advantage:
                 logger.warning(
-                    "gamma times the entropy (%.3g) is more than half the mean |advantage| (%.3g): gamma is in reward units "
-                    "per nat and the paper's rewards span 0..20; lower method.gamma or scale the rewards",
+                    "gamma times the entropy (%.3g) is more than half the mean |advantage| (%.3g): gamma is in reward "
+                    "units per nat and the paper's rewards span 0..20; lower method.gamma or scale the rewards",
                     penalty,
                     advantage,
                 )
@@ -291,8 +298,8 @@ class GroupRelative:
         rewards_N = rollouts.rewards_N
         valid_N = rewards_N.isfinite()
         lengths_N = rollouts.mask_NT.sum(dim=1).float()
-        total = max(1.0, float(self._sum(valid_N.sum())))
-        mean = float(self._sum(rewards_N.where(valid_N, 0.0).sum())) / total
+        total = float(self._sum(valid_N.sum()))
+        mean = float(self._sum(rewards_N.where(valid_N, 0.0).sum())) / total if total else math.nan
         spread = float(self._sum((rewards_N.where(valid_N, mean) - mean).square().sum()))
         metrics = {
             "reward": mean,
@@ -341,11 +348,13 @@ class GroupRelative:
 
 
 def check_processes(config: RunConfig, processes: int) -> None:
-    """Raise InputError unless the step's prompts can be shared out evenly."""
-    if config.prompts_per_step % processes:
+    """Raise InputError unless the step's groups (rows, in supervised fine-tuning) can be shared out evenly."""
+    size = 1 if config.method["name"] == SFT else config.sampling.group_size
+    units = config.training.batch_size // size
+    if units % processes:
         raise InputError(
-            f"training.batch_size: {config.prompts_per_step} groups a step cannot be shared by {processes} processes; "
-            f"make it a multiple of {processes * config.sampling.group_size}"
+            f"training.batch_size: {units} {'rows' if size == 1 else 'groups'} a step cannot be shared by {processes} "
+            f"processes; make it a multiple of {processes * size}"
         )
 
 

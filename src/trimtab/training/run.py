@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import logging
 import math
 import os
@@ -20,15 +21,22 @@ from trimtab.errors import InputError
 from trimtab.policy.loading import Lora, Policy, load_policy, load_tokenizer, longest_sequence, resolve_model
 from trimtab.policy.rollouts import Rollouts
 from trimtab.policy.scorer import Scorer
+from trimtab.seeds import derive_seed
 from trimtab.tasks.rewards import load_rewards
 from trimtab.training.checkpoint import newest_checkpoint
 from trimtab.training.data import encode_rows, load_task_rows, prompt_limit
 from trimtab.training.loop import Objective, train
 from trimtab.training.progress import Progress
 from trimtab.training.rl import GroupRelative, check_processes
-from trimtab.training.sft import SupervisedFineTuning
+from trimtab.training.sft import SupervisedFineTuning, encode_completions
 
 logger = logging.getLogger("trimtab")
+
+DECISIVE_KEYS = (
+    *("method", "seed", "model", "sampling", "optimizer", "rewards", "prompt", "data"),
+    *("training.batch_size", "training.updates_per_rollout", "training.mixed_precision"),
+)
+"""What a run cannot change half-way; it may train longer, log more, or split its batches otherwise."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +70,14 @@ def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = 
     """
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
-    rewards = load_rewards(config.rewards if isinstance(config.rewards, str) else [r.model_dump() for r in config.rewards])
+    rewards = load_rewards(
+        config.rewards if isinstance(config.rewards, str) else [r.model_dump() for r in config.rewards]
+    )
     supervised = config.method["name"] == SFT
     needs_answer = isinstance(config.rewards, str) and not supervised
+    for tracker in config.log.trackers:
+        if importlib.util.find_spec(tracker) is None:
+            raise InputError(f"log.trackers: {tracker} is not installed; pip install {tracker}, or leave it out")
     model = config.model
     resolve_model(model.name, model.gguf_file)
     rows = load_task_rows(
@@ -72,7 +85,9 @@ def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = 
     )
     held_out_rows = None
     if config.evaluation.data is not None:
-        held_out_rows = load_task_rows(config.evaluation.data, config.prompt, required=["answer"] if needs_answer else [])
+        held_out_rows = load_task_rows(
+            config.evaluation.data, config.prompt, required=["answer"] if needs_answer else []
+        )
     _check_output(config)
 
     tokenizer = load_tokenizer(
@@ -87,13 +102,20 @@ def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = 
         limit = prompt_limit(source, positions, config.sampling.max_completion_tokens)
         held_out = encode_rows(held_out_rows, tokenizer, config.prompt, source=source.source, limit=limit)
 
+    completions = []
+    if supervised:
+        completions = encode_completions(prompts, tokenizer, config.sampling.max_completion_tokens)
+
     accelerator = Accelerator(
         mixed_precision=config.training.mixed_precision,
         log_with=list(config.log.trackers) or None,
         project_dir=config.output,
         cpu=not torch.cuda.is_available(),
     )
+    check_processes(config, accelerator.num_processes)
     found = newest_checkpoint(Path(config.output))
+    # New adapters are drawn from torch's global generator.
+    torch.manual_seed(derive_seed(config.seed, "model"))
     policy = load_policy(
         model.name,
         tokenizer=tokenizer,
@@ -111,18 +133,15 @@ def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = 
     parts = (config, policy, prompts, held_out, rewards, accelerator)
     objective: Objective
     if supervised:
-        objective = SupervisedFineTuning(*parts)
+        objective = SupervisedFineTuning(*parts, completions=completions)
         per_step = config.training.batch_size
     else:
-        check_processes(config, accelerator.num_processes)
         objective = GroupRelative(*parts, reference=make_reference(config, policy, resumed=found is not None))
         per_step = config.prompts_per_step
     steps = config.training.steps or max(1, math.floor(config.training.epochs * len(prompts) / per_step))
-    progress = Progress(
-        title=title or Path(config.output).name, quiet=quiet or not accelerator.is_main_process
-    )
+    progress = Progress(title=title or Path(config.output).name, quiet=quiet or not accelerator.is_main_process)
     try:
-        return train(config, policy, objective, accelerator, steps=steps, progress=progress)
+        return train(config, policy, objective, accelerator, steps=steps, progress=progress, found=found)
     finally:
         progress.close()
 
@@ -170,9 +189,13 @@ def _check_output(config: RunConfig) -> None:
 
     before = yaml.safe_load(previous.read_text(encoding="utf-8")) or {}
     now = config.model_dump()
-    for key in ("method", "seed", "model", "sampling", "optimizer", "rewards", "prompt", "data"):
-        if before.get(key) != now[key]:
+    for key in DECISIVE_KEYS:
+        section, _, name = key.partition(".")
+        old, new = before.get(section), now[section]
+        if name:
+            old, new = (old or {}).get(name), new[name]
+        if old != new:
             raise InputError(
-                f"output: {run} holds a run with another {key}; continue it with the configuration it was started with, "
-                "or name another folder"
+                f"output: {run} holds a run with another {key}; continue it with the configuration it was started "
+                "with, or name another folder"
             )

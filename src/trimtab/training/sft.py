@@ -32,12 +32,16 @@ class SupervisedFineTuning:
         held_out: Prompts | None,
         rewards: list[RewardPart],
         accelerator: Accelerator,
+        *,
+        completions: list[list[int]],
     ) -> None:
         self.config, self.policy, self.train, self.held_out = config, policy, train, held_out
         self.rewards, self.accelerator = rewards, accelerator
         self.scorer = Scorer(policy.model)
         self.sampler = LocalSampler(policy.model, end_ids=policy.end_ids, pad_id=policy.pad_id)
-        self.completions = encode_completions(train, policy, config.sampling.max_completion_tokens)
+        end = policy.tokenizer.eos_token_id
+        end = end if end is not None else policy.end_ids[0]
+        self.completions = [[*ids, end] for ids in completions]
         self._metrics: dict[str, float] = {}
         self._rows: list[int] = []
 
@@ -60,9 +64,7 @@ class SupervisedFineTuning:
         """A few of the step's rows."""
         chosen = self._rows[: self.config.log.samples]
         rows = self.train.rows
-        return [
-            {"step": step, "prompt": self.train.prompts[i], "completion": rows[i]["completion"]} for i in chosen
-        ]
+        return [{"step": step, "prompt": self.train.prompts[i], "completion": rows[i]["completion"]} for i in chosen]
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Sample on the held-out rows and judge, as in reinforcement learning."""
@@ -110,24 +112,22 @@ class SupervisedFineTuning:
             yield loss
 
 
-def encode_completions(train: Prompts, policy: Policy, max_tokens: int) -> list[list[int]]:
-    """Completion ids with the tokenizer's end token.
+def encode_completions(train: Prompts, tokenizer: Any, max_tokens: int) -> list[list[int]]:
+    """Completion ids, without the end token.
 
     Raises:
-        InputError: a completion is no text, or longer than `max_tokens`.
+        InputError: a completion is no text, or with its end token longer than `max_tokens`.
     """
     encoded = []
     for number, row in enumerate(train.rows, 1):
         text = row["completion"]
         if not isinstance(text, str):
             raise InputError(f"row {number}: the completion is a {type(text).__name__}; it must be text")
-        end = policy.tokenizer.eos_token_id
-        ids = policy.tokenizer(text, add_special_tokens=False).input_ids
-        ids = [*ids, end if end is not None else policy.end_ids[0]]
-        if len(ids) > max_tokens:
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        if len(ids) + 1 > max_tokens:
             raise InputError(
-                f"row {number}: the completion has {len(ids)} tokens, more than sampling.max_completion_tokens = {max_tokens}; "
-                "raise it or shorten the row"
+                f"row {number}: the completion has {len(ids) + 1} tokens with its end, more than "
+                f"sampling.max_completion_tokens = {max_tokens}; raise it or shorten the row"
             )
         encoded.append(ids)
     return encoded

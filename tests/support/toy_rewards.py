@@ -1,0 +1,48 @@
+"""Reward functions for the tests, good and bad; runs name them as `toy_rewards:NAME`."""
+
+import math
+from typing import Any
+
+
+def low_bytes(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+    """0 to 10: the share of a completion's tokens in the lower half of the vocabulary."""
+    return [10 * sum(i < 130 for i in ids) / len(ids) for ids in completion_ids]
+
+
+def constant(completions: list[str], **_: Any) -> list[float | None]:
+    """The same for everyone: no group can learn from it."""
+    return [1.0] * len(completions)
+
+
+def ladder(completions: list[str], **_: Any) -> list[float | None]:
+    """0, 10, 5, 5 in every group of four: two rows teach nothing."""
+    return [(0.0, 10.0, 5.0, 5.0)[place % 4] for place in range(len(completions))]
+
+
+def raises_on_every_fourth(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+    """Raises when a batch holds a completion that starts with a token divisible by 4."""
+    if any(ids[0] % 4 == 0 for ids in completion_ids):
+        raise LookupError("a row that cannot be judged")
+    return low_bytes(completion_ids)
+
+
+def none_on_every_fourth(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+    """Does not apply to a completion that starts with a token divisible by 4."""
+    return [None if ids[0] % 4 == 0 else v for ids, v in zip(completion_ids, low_bytes(completion_ids), strict=True)]
+
+
+def nan_on_every_fourth(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+    """NaN on a completion that starts with a token divisible by 4."""
+    return [
+        math.nan if ids[0] % 4 == 0 else v for ids, v in zip(completion_ids, low_bytes(completion_ids), strict=True)
+    ]
+
+
+def broken(completions: list[str], **_: Any) -> list[float | None]:
+    """Never works."""
+    raise ZeroDivisionError("no reward today")
+
+
+def needs_hint(completions: list[str], hint: list[str | None], **_: Any) -> list[float | None]:
+    """Reads a column that only some rows have."""
+    return [float(len(text)) + len(h or "") for text, h in zip(completions, hint, strict=True)]
