@@ -1,7 +1,7 @@
 """DAPO (arXiv 2503.14476) on one page.
 
-Against GRPO: the upper clip bound is wider (0.28) than the lower (0.2), every token of the batch weighs the same, and groups of
-equal rewards leave the denominator (the paper samples new ones instead).
+Against GRPO: the upper clip bound is wider (0.28) than the lower (0.2), every token of the batch weighs the same, and
+groups of equal rewards leave the denominator (the paper samples new ones instead).
 """
 
 from common import STEPS, setup

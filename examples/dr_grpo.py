@@ -1,7 +1,7 @@
 """Dr. GRPO (arXiv 2503.20783) on one page.
 
-Against GRPO: no division by the standard deviation (it favours easy and hard prompts) and a constant denominator instead of
-each completion's own length (which favours long wrong answers).
+Against GRPO: no division by the standard deviation (it favours easy and hard prompts) and a constant denominator
+instead of each completion's own length (which favours long wrong answers).
 """
 
 from common import PARAMS, STEPS, setup

@@ -1,7 +1,7 @@
 """GTPO (Group-relative Trajectory-based Policy Optimization, arXiv 2508.03772) on one page.
 
-Against GRPO: no division by the group's standard deviation, no clip, no KL, no reference model. Tokens that good and bad
-completions share at their ends are protected, completions of high entropy are dropped, entropy is penalised.
+Against GRPO: no division by the group's standard deviation, no clip, no KL, no reference model. Tokens that good and
+bad completions share at their ends are protected, completions of high entropy are dropped, entropy is penalised.
 """
 
 from common import PARAMS, STEPS, setup
@@ -43,4 +43,6 @@ for step in range(1, STEPS + 1):
     world.step(loss)
 
     conflicts, kept = weights.metrics["gtpo/conflict_fraction"], weights.metrics["gtpo/kept_fraction"]
-    print(f"step {step:2}  reward {rollouts.rewards_N.mean():5.2f}  conflicting tokens {conflicts:.2f}  kept {kept:.2f}")
+    print(
+        f"step {step:2}  reward {rollouts.rewards_N.mean():5.2f}  conflicting tokens {conflicts:.2f}  kept {kept:.2f}"
+    )

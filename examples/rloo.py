@@ -1,7 +1,7 @@
 """RLOO (arXiv 2402.14740) on one page.
 
-Against GRPO: the baseline is the mean reward of the *other* completions, which makes the estimate unbiased; no division by
-the standard deviation, no clip, every token weighs the same.
+Against GRPO: the baseline is the mean reward of the *other* completions, which makes the estimate unbiased; no
+division by the standard deviation, no clip, every token weighs the same.
 """
 
 from common import STEPS, setup

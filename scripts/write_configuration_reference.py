@@ -21,7 +21,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trimtab.config import RewardSection, RunConfig, describe_keys, describe_methods
+from trimtab.config import RewardSection, RunConfig
+from trimtab.config_file import describe_keys, describe_methods
 from trimtab.objectives import METHODS, Method
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

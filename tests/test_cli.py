@@ -248,3 +248,22 @@ def test_what_nobody_foresaw_shows_its_traceback_and_exits_with_1(
     outcome = command("train", configure(), "--quiet")
     assert outcome.code == 1
     assert caplog.records[-1].exc_info is not None
+
+
+def test_a_method_and_a_reward_in_the_current_folder_are_found(
+    command: Command, configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "of_my_own.py").write_text(
+        "from trimtab.objectives import Method\n"
+        "METHOD = Method('mine', 'nowhere', 'REINFORCE under another name')\n"
+        "def length(completion_ids, **columns):\n"
+        "    return [len(ids) for ids in completion_ids]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "of_my_own", raising=False)
+    config = configure(
+        {"method": "of_my_own:METHOD", "rewards": [{"function": "of_my_own:length"}], "training.steps": 1}
+    )
+    outcome = command("train", config)
+    assert outcome.code == 0, outcome

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trimtab.config import RunConfig, apply_override, describe_keys, describe_methods, load_config, parse_config
+from trimtab.config import RunConfig
+from trimtab.config_file import apply_override, describe_keys, describe_methods, load_config, parse_config
 from trimtab.errors import InputError
 
 VALID: dict[str, Any] = {

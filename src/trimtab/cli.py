@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ class KeysCommand(typer.core.TyperCommand):
         from rich.console import Console
         from rich.table import Table
 
-        from trimtab.config import describe_keys, describe_methods
+        from trimtab.config_file import describe_keys, describe_methods
 
         super().format_help(ctx, formatter)
         console = Console()
@@ -73,7 +74,7 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Train, or continue a run that was stopped: the same command again."""
-    from trimtab.config import load_config
+    from trimtab.config_file import load_config
 
     run_config = load_config(config, overrides)
     if check:
@@ -102,6 +103,9 @@ def main() -> None:
     """Entry point: turns errors into one sentence and an exit code (0 done, 1 failed, 2 bad usage, 130 interrupted)."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, lambda *_: sys.exit(INTERRUPTED))
+    # An installed command does not look into the folder it is started from, where people keep their methods and
+    # rewards.
+    sys.path.append(os.getcwd())
     try:
         app()
     except InputError as error:

@@ -1,7 +1,7 @@
 """`trimtab demo`: GRPO and GTPO from the same warm start, at two learning rates, several seeds, on one page.
 
-Every run is the ordinary `trimtab train` on a configuration that is left beside it, so each can be repeated by hand. What
-comes out is shown whatever it is: nothing below depends on a result.
+Every run is the ordinary `trimtab train` on a configuration that is left beside it, so each can be repeated by hand.
+What comes out is shown whatever it is: nothing below depends on a result.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def run_demo(output: Path, *, seeds: int, steps: int | None, workers: int) -> No
         path = output / f"{arm.name}.yaml"
         text = yaml.safe_dump(arm_config(arm, output, steps), sort_keys=False)
         if path.exists() and path.read_text(encoding="utf-8") != text:
-            raise InputError(f"{output} holds a demo with other settings; remove it or name another folder with --output")
+            raise InputError(
+                f"{output} holds a demo with other settings; remove it or name another folder with --output"
+            )
         path.write_text(text, encoding="utf-8")
         configs[arm] = path
     run_arms(configs, steps=steps, workers=workers)
@@ -113,7 +115,12 @@ def run_arms(configs: dict[Arm, Path], *, steps: int, workers: int) -> None:
     """
     waiting = list(configs)
     running: dict[Arm, subprocess.Popen[bytes]] = {}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     with progress_display(configs, steps) as show:
         try:
             while waiting or running:
@@ -190,7 +197,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def collapsed(lines: list[dict[str, Any]]) -> bool:
-    """Whether a run ended below half of the accuracy it started from, or in the right format less than half the time."""
+    """Whether a run ended below half of its first accuracy, or in the right format less than half of the time."""
     first, last = lines[0], lines[-1]
     return bool(last["eval/accuracy"] < 0.5 * first["eval/accuracy"] or last["eval/format"] < 0.5)
 
@@ -305,18 +312,19 @@ def write_demo_page(
         path,
         title="GRPO and GTPO on the built-in arithmetic task",
         intro=(
-            f"{seeds} seeds a row, {steps} steps of 8 prompts x 8 completions, the paper's rewards (format 0 to 10, accuracy "
-            f"0 to 10), learning rates {rates}. Accuracy, pass@4, format and entropy are sampled at temperature 1 on "
-            f"{HELD_OUT} held-out problems, 4 completions each, after the last step; brackets hold the lowest and the highest seed."
+            f"{seeds} seeds a row, {steps} steps of 8 prompts x 8 completions, the paper's rewards (format 0 to 10, "
+            f"accuracy 0 to 10), learning rates {rates}. Accuracy, pass@4, format and entropy are sampled at "
+            f"temperature 1 on {HELD_OUT} held-out problems, 4 completions each, after the last step; brackets hold "
+            "the lowest and the highest seed."
         ),
         sections=[
             Section(
                 "What came out",
                 paragraphs=(
-                    "Pushed down: among groups whose good and bad completions share a beginning, the share in which a shared "
-                    "token of a correct completion receives a negative update in total, under plain advantages (before) and "
-                    "under the method's own weights (after the masks). Collapsed: held-out accuracy below half of the warm "
-                    "start's, or the right format in fewer than half of the completions.",
+                    "Pushed down: among groups whose good and bad completions share a beginning, the share in which a "
+                    "shared token of a correct completion receives a negative update in total, under plain advantages "
+                    "(before) and under the method's own weights (after the masks). Collapsed: held-out accuracy below "
+                    "half of the warm start's, or the right format in fewer than half of the completions.",
                 ),
                 table=Table(COLUMNS, rows),
             ),

@@ -9,7 +9,7 @@ import torch
 import toy_rewards
 from run_folder import RunFolder
 
-from trimtab.config import load_config
+from trimtab.config_file import load_config
 from trimtab.evaluation.during import evaluate_policy
 from trimtab.policy.loading import Policy, load_policy
 from trimtab.policy.rollouts import Rollouts, pad_left, pad_right

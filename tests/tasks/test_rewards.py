@@ -193,13 +193,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     )
     (tmp_path / "my_broken_rewards.py").write_text("import a_module_that_is_not_there\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.syspath_prepend(tmp_path)
     for name in ("my_test_rewards", "my_broken_rewards"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return "my_test_rewards"
 
 
-def test_a_function_from_the_current_folder_is_loaded_with_name_and_weight(module: str) -> None:
+def test_a_function_on_the_import_path_is_loaded_with_name_and_weight(module: str) -> None:
     parts = load_rewards(
         [{"function": f"{module}:length"}, {"function": f"{module}:length", "name": "half", "weight": 0.5}]
     )

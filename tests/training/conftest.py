@@ -6,7 +6,7 @@ import pytest
 import torch
 from run_folder import RunFolder
 
-from trimtab.config import load_config
+from trimtab.config_file import load_config
 from trimtab.training.run import run_training
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from run_folder import RunFolder, distance, load_weights
 
-from trimtab.config import load_config
+from trimtab.config_file import load_config
 from trimtab.training.checkpoint import (
     checkpoints,
     cut_log,

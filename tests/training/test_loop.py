@@ -110,7 +110,7 @@ def test_new_adapters_come_from_the_seed_too(train: Train) -> None:
 def test_the_metrics_of_a_run_stand_in_one_line_a_step_and_the_last_is_returned(
     configure: Callable[..., Any], tmp_path: Any
 ) -> None:
-    from trimtab.config import load_config
+    from trimtab.config_file import load_config
     from trimtab.training.run import run_training
 
     last = run_training(load_config(configure()), quiet=True)

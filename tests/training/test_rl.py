@@ -10,14 +10,15 @@ import torch
 from run_folder import RunFolder, distance, load_weights
 from torch import Tensor
 
-from trimtab.config import RunConfig, load_config
+from trimtab.config import RunConfig
+from trimtab.config_file import load_config
 from trimtab.policy.loading import Policy, load_policy
 from trimtab.policy.sampler import LocalSampler, SamplingParams
 from trimtab.policy.scorer import Scorer
 from trimtab.seeds import derive_seed
 from trimtab.training import rl
 from trimtab.training.data import step_rows
-from trimtab.training.run import AdapterOff, make_reference
+from trimtab.training.run import AdapterOff, check_processes, make_reference
 
 Train = Callable[..., RunFolder]
 Configure = Callable[..., Path]
@@ -327,9 +328,9 @@ def test_the_reference_of_adapters_is_the_model_without_them(
 
 def test_a_step_that_the_processes_cannot_share_is_refused(configure: Configure) -> None:
     config = config_of(configure, {"training.batch_size": 12})
-    rl.check_processes(config, 1)
-    rl.check_processes(config, 3)
+    check_processes(config, 1)
+    check_processes(config, 3)
     with pytest.raises(ValueError, match="3 groups a step cannot be shared by 2 processes; make it a multiple of 8"):
-        rl.check_processes(config, 2)
+        check_processes(config, 2)
     with pytest.raises(ValueError, match="5 rows a step cannot be shared by 2 processes; make it a multiple of 2"):
-        rl.check_processes(config_of(configure, {"method": "sft", "training.batch_size": 5}), 2)
+        check_processes(config_of(configure, {"method": "sft", "training.batch_size": 5}), 2)

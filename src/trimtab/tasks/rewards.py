@@ -10,9 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
-import os
 import pkgutil
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -74,7 +72,7 @@ def load_rewards(spec: str | Sequence[Mapping[str, Any]]) -> list[RewardPart]:
     Args:
         spec: A preset's name, or a list of ``{"function": "module:function", "weight": 1.0, "name": ...}``. The name
             defaults to the function's, the weight to 1. ``verl:module:function`` wraps a verl `compute_score`. Modules
-            are searched for on the import path and then in the current folder.
+            are searched for on the import path, to which the command line adds the current folder.
 
     Raises:
         InputError: A preset, module, function or key is unknown (the nearest name is suggested), or two parts share a
@@ -118,8 +116,6 @@ def _import_function(path: str, shown: str) -> Callable[..., Any]:
     module_name, separator, function_name = path.partition(":")
     if not separator or not module_name or not function_name or ":" in function_name:
         raise InputError(f"the reward {shown!r} must have the form module:function (or verl:module:function).")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # An installed command does not look into the folder it is started from.
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -54,18 +54,16 @@ def write_environment(run: Path, config: RunConfig, *, resumed_at: int | None) -
 
 
 def commit() -> str | None:
-    """The commit of the source tree that runs, when it is a git checkout."""
+    """The commit of the source tree that runs, when this file is tracked in a git checkout."""
+    here = Path(__file__)
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        for question in (["ls-files", "--error-unmatch", here.name], ["rev-parse", "--verify", "HEAD"]):
+            answer = subprocess.run(
+                ["git", "-C", str(here.parent), *question], capture_output=True, text=True, timeout=5, check=True
+            )
+    except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip() or None
+    return answer.stdout.strip()
 
 
 def _version(package: str) -> str | None:

@@ -13,8 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from trimtab.config import SFT, RunConfig
-from trimtab.errors import InputError
+from trimtab.config import RunConfig
 from trimtab.evaluation.during import evaluate_policy
 from trimtab.objectives import (
     TokenWeights,
@@ -322,7 +321,8 @@ class GroupRelative:
         keys = ("loss", "tokens", "clipped", "ratio", "kl_old", "kl")
         values = self._sum(torch.tensor([totals.get(k, 0.0) for k in keys], dtype=torch.float64, device=self._device))
         summed = dict(zip(keys, values.tolist(), strict=True))
-        tokens = max(1.0, summed["tokens"])
+        # Nothing was scored in a step of nothing but equal rewards: there is no ratio to speak of.
+        tokens = summed["tokens"] or math.nan
         result = {
             "loss": summed["loss"] / self.config.training.updates_per_rollout,
             "clip_ratio": summed["clipped"] / tokens,
@@ -345,17 +345,6 @@ class GroupRelative:
 
     def _average(self, value: Tensor) -> float:
         return float(self._sum(value)) / self.accelerator.num_processes
-
-
-def check_processes(config: RunConfig, processes: int) -> None:
-    """Raise InputError unless the step's groups (rows, in supervised fine-tuning) can be shared out evenly."""
-    size = 1 if config.method["name"] == SFT else config.sampling.group_size
-    units = config.training.batch_size // size
-    if units % processes:
-        raise InputError(
-            f"training.batch_size: {units} {'rows' if size == 1 else 'groups'} a step cannot be shared by {processes} "
-            f"processes; make it a multiple of {processes * size}"
-        )
 
 
 def _or_none(value: float) -> float | None:

@@ -18,16 +18,17 @@ from torch import Tensor
 
 from trimtab.config import SFT, RunConfig
 from trimtab.errors import InputError
+from trimtab.objectives import find_method
 from trimtab.policy.loading import Lora, Policy, load_policy, load_tokenizer, longest_sequence, resolve_model
 from trimtab.policy.rollouts import Rollouts
 from trimtab.policy.scorer import Scorer
 from trimtab.seeds import derive_seed
-from trimtab.tasks.rewards import load_rewards
+from trimtab.tasks.rewards import RewardPart, load_rewards
 from trimtab.training.checkpoint import newest_checkpoint
-from trimtab.training.data import encode_rows, load_task_rows, prompt_limit
+from trimtab.training.data import Prompts, encode_rows, load_task_rows, prompt_limit
 from trimtab.training.loop import Objective, train
 from trimtab.training.progress import Progress
-from trimtab.training.rl import GroupRelative, check_processes
+from trimtab.training.rl import GroupRelative
 from trimtab.training.sft import SupervisedFineTuning, encode_completions
 
 logger = logging.getLogger("trimtab")
@@ -52,6 +53,63 @@ class AdapterOff:
             return self.scorer.score(rollouts, temperature=temperature)
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """All that a run reads, checked, before its model loads."""
+
+    rewards: list[RewardPart]
+    tokenizer: Any
+    train: Prompts
+    held_out: Prompts | None
+    completions: list[list[int]]
+
+
+def read_inputs(config: RunConfig) -> Inputs:
+    """Rewards, rows and tokenizer; nothing is written and no model loads.
+
+    Raises:
+        InputError: any of them cannot be used as configured.
+    """
+    # Asked of the launcher's variable: once the processes wait for each other, none may leave alone.
+    check_processes(config, int(os.environ.get("WORLD_SIZE", "1")))
+    rewards = load_rewards(
+        config.rewards if isinstance(config.rewards, str) else [r.model_dump() for r in config.rewards]
+    )
+    for tracker in config.log.trackers:
+        if importlib.util.find_spec(tracker) is None:
+            raise InputError(f"log.trackers: {tracker} is not installed; pip install {tracker}, or leave it out")
+    model = config.model
+    resolve_model(model.name, model.gguf_file)
+    supervised = config.method["name"] == SFT
+    answer = ["answer"] if isinstance(config.rewards, str) and not supervised else []
+    sections = {"train": config.data, "held out": config.evaluation.data}
+    rows = {
+        name: load_task_rows(
+            section, config.prompt, required=["completion"] if supervised and name == "train" else answer
+        )
+        for name, section in sections.items()
+        if section is not None
+    }
+    _check_output(config)
+    tokenizer = load_tokenizer(
+        model.name, revision=model.revision, gguf_file=model.gguf_file, trust_remote_code=model.trust_remote_code
+    )
+    positions, longest = longest_sequence(model.name, model.gguf_file), config.sampling.max_completion_tokens
+    prompts = {
+        name: encode_rows(
+            rows[name],
+            tokenizer,
+            config.prompt,
+            source=section.source,
+            limit=prompt_limit(section, positions, longest),
+        )
+        for name, section in sections.items()
+        if section is not None
+    }
+    completions = encode_completions(prompts["train"], tokenizer, longest) if supervised else []
+    return Inputs(rewards, tokenizer, prompts["train"], prompts.get("held out"), completions)
+
+
 def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = None) -> dict[str, float]:
     """Train as configured, or continue where the run's folder left off.
 
@@ -70,55 +128,20 @@ def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = 
     """
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
-    rewards = load_rewards(
-        config.rewards if isinstance(config.rewards, str) else [r.model_dump() for r in config.rewards]
-    )
-    supervised = config.method["name"] == SFT
-    needs_answer = isinstance(config.rewards, str) and not supervised
-    for tracker in config.log.trackers:
-        if importlib.util.find_spec(tracker) is None:
-            raise InputError(f"log.trackers: {tracker} is not installed; pip install {tracker}, or leave it out")
-    model = config.model
-    resolve_model(model.name, model.gguf_file)
-    rows = load_task_rows(
-        config.data, config.prompt, required=["completion"] if supervised else ["answer"] if needs_answer else []
-    )
-    held_out_rows = None
-    if config.evaluation.data is not None:
-        held_out_rows = load_task_rows(
-            config.evaluation.data, config.prompt, required=["answer"] if needs_answer else []
-        )
-    _check_output(config)
-
-    tokenizer = load_tokenizer(
-        model.name, revision=model.revision, gguf_file=model.gguf_file, trust_remote_code=model.trust_remote_code
-    )
-    positions = longest_sequence(model.name, model.gguf_file)
-    limit = prompt_limit(config.data, positions, config.sampling.max_completion_tokens)
-    prompts = encode_rows(rows, tokenizer, config.prompt, source=config.data.source, limit=limit)
-    held_out = None
-    if held_out_rows is not None and config.evaluation.data is not None:
-        source = config.evaluation.data
-        limit = prompt_limit(source, positions, config.sampling.max_completion_tokens)
-        held_out = encode_rows(held_out_rows, tokenizer, config.prompt, source=source.source, limit=limit)
-
-    completions = []
-    if supervised:
-        completions = encode_completions(prompts, tokenizer, config.sampling.max_completion_tokens)
-
+    inputs = read_inputs(config)
     accelerator = Accelerator(
         mixed_precision=config.training.mixed_precision,
         log_with=list(config.log.trackers) or None,
         project_dir=config.output,
         cpu=not torch.cuda.is_available(),
     )
-    check_processes(config, accelerator.num_processes)
     found = newest_checkpoint(Path(config.output))
     # New adapters are drawn from torch's global generator.
     torch.manual_seed(derive_seed(config.seed, "model"))
+    model = config.model
     policy = load_policy(
         model.name,
-        tokenizer=tokenizer,
+        tokenizer=inputs.tokenizer,
         revision=model.revision,
         gguf_file=model.gguf_file,
         dtype=model.dtype,
@@ -130,15 +153,15 @@ def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = 
         checkpoint=found[0] if found else None,
     )
     policy.model.train()
-    parts = (config, policy, prompts, held_out, rewards, accelerator)
+    parts = (config, policy, inputs.train, inputs.held_out, inputs.rewards, accelerator)
     objective: Objective
-    if supervised:
-        objective = SupervisedFineTuning(*parts, completions=completions)
+    if config.method["name"] == SFT:
+        objective = SupervisedFineTuning(*parts, completions=inputs.completions)
         per_step = config.training.batch_size
     else:
         objective = GroupRelative(*parts, reference=make_reference(config, policy, resumed=found is not None))
         per_step = config.prompts_per_step
-    steps = config.training.steps or max(1, math.floor(config.training.epochs * len(prompts) / per_step))
+    steps = config.training.steps or max(1, math.floor(config.training.epochs * len(inputs.train) / per_step))
     progress = Progress(title=title or Path(config.output).name, quiet=quiet or not accelerator.is_main_process)
     try:
         return train(config, policy, objective, accelerator, steps=steps, progress=progress, found=found)
@@ -148,8 +171,8 @@ def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = 
 
 def make_reference(config: RunConfig, policy: Policy, *, resumed: bool) -> Any:
     """The frozen policy that a KL term is measured against; None when the method's beta is 0 (no copy is made)."""
-    beta = config.method.get("beta")
-    if not beta:
+    settings = {key: value for key, value in config.method.items() if key != "name"}
+    if not find_method(config.method["name"]).split(settings)[1].get("beta"):
         return None
     if config.model.lora is not None:
         return AdapterOff(policy, Scorer(policy.model))
@@ -170,6 +193,17 @@ def make_reference(config: RunConfig, policy: Policy, *, resumed: bool) -> Any:
         model = copy.deepcopy(model)
     model.eval().requires_grad_(False)
     return Scorer(model)
+
+
+def check_processes(config: RunConfig, processes: int) -> None:
+    """Raise InputError unless the step's groups (rows, in supervised fine-tuning) can be shared out evenly."""
+    size = 1 if config.method["name"] == SFT else config.sampling.group_size
+    units = config.training.batch_size // size
+    if units % processes:
+        raise InputError(
+            f"training.batch_size: {units} {'rows' if size == 1 else 'groups'} a step cannot be shared by {processes} "
+            f"processes; make it a multiple of {processes * size}"
+        )
 
 
 def _check_output(config: RunConfig) -> None:
