@@ -34,11 +34,12 @@ demo: install ## train a small model on this machine and write its report
 test: $(VENV)/.installed-oracle ## run the whole test suite, offline
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
-lint: install ## check style, types and the direction of imports
+lint: install ## check style, types, the direction of imports and the generated reference
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/write_configuration_reference.py --check
 
 format: install ## put code and imports into the project's style
 	$(BIN)/ruff check --fix .

@@ -142,12 +142,12 @@ def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="groups of 8 and 64, up to 256 tokens")
-    parser.add_argument("--repetitions", type=int, help="default 5; quick: 3")
+    parser.add_argument("--repetitions", type=int, help="default 3; quick: 2")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     groups, lengths = ((8, 64), (64, 256)) if options.quick else (GROUPS, LENGTHS)
-    repetitions = options.repetitions or (3 if options.quick else 5)
+    repetitions = options.repetitions or (2 if options.quick else 3)
 
     largest = 0.0
     print("group  tokens    step, ms   gtpo, ms    share   diagnostic, ms")

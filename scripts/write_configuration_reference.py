@@ -21,8 +21,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trimtab.config import RewardSection, RunConfig
-from trimtab.config_file import describe_keys, describe_methods
+from trimtab.config import RunConfig
+from trimtab.config_file import describe_keys, describe_methods, section_below
 from trimtab.objectives import METHODS, Method
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -96,17 +96,12 @@ def type_text(annotation: Any) -> str:
     return {int: "whole number", float: "number"}.get(annotation, str(annotation))
 
 
-def sections_of(info: FieldInfo) -> list[type[BaseModel]]:
-    """Sections that a field holds."""
-    candidates = [info.annotation, *get_args(info.annotation)]
-    return [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-
-
 def find_field(section: type[BaseModel], key: str) -> FieldInfo:
-    """The field of a dotted key."""
+    """The field of a dotted key; `[]` behind a part stands for a list's entries."""
     first, _, rest = key.partition(".")
-    info = section.model_fields[first]
-    return find_field(sections_of(info)[0], rest) if rest else info
+    info = section.model_fields[first.removesuffix("[]")]
+    below, _ = section_below(info.annotation)
+    return find_field(below, rest) if rest and below is not None else info
 
 
 def bounds_text(limits: Sequence[Any]) -> str:
@@ -121,14 +116,14 @@ def values_text(info: FieldInfo) -> str:
     return f"{type_text(info.annotation)} {bounds_text(info.metadata)}".strip()
 
 
-def keys_table(section: type[BaseModel], prefix: str = "") -> str:
-    """Every key of a section, from `describe_keys`."""
+def keys_table() -> str:
+    """Every key, from `describe_keys`."""
     rows = []
-    for key, default, meaning in describe_keys(section):
-        info = find_field(section, key)
+    for key, default, meaning in describe_keys():
+        info = find_field(RunConfig, key)
         plain = default.lower() if default in ("True", "False") else default
         shown = plain if plain in ("", "required") else f"`{plain}`"
-        rows.append((f"`{prefix}{key}`", values_text(info), shown, meaning))
+        rows.append((f"`{key}`", values_text(info), shown, meaning))
     return table(("key", "values", "default", "meaning"), rows)
 
 
@@ -165,9 +160,7 @@ def generated(name: str) -> str:
         ValueError: no such block.
     """
     if name == "keys":
-        return keys_table(RunConfig)
-    if name == "reward-keys":
-        return keys_table(RewardSection, "rewards[].")
+        return keys_table()
     if name == "methods":
         return methods_table()
     kind, _, method = name.partition(".")

@@ -287,7 +287,7 @@ def test_every_key_is_described_for_the_help() -> None:
     keys = [key for key, _, _ in rows]
     assert len(keys) == len(set(keys))
     assert all(description for _, _, description in rows)
-    assert {key.split(".")[0] for key in keys} == set(RunConfig.model_fields)
+    assert {key.split(".")[0].removesuffix("[]") for key in keys} == set(RunConfig.model_fields)
     assert ("model.name", "required") in [(key, default) for key, default, _ in rows]
     assert ("optimizer.learning_rate", "1e-06") in [(key, default) for key, default, _ in rows]
 

@@ -77,11 +77,21 @@ class DataSection(Section):
     )
 
 
+class ExampleSection(Section):
+    """A worked example that every prompt begins with."""
+
+    prompt: str = Field(description="what the user says")
+    completion: str = Field(description="what the assistant answers")
+
+
 class PromptSection(Section):
     """How a row becomes a prompt."""
 
     template: str | None = Field(None, description="text with {column} fields; default: the prompt column as it is")
     system: str | None = Field(None, description="system message")
+    examples: list[ExampleSection] = Field(
+        default_factory=list, description="few-shot turns: a list of {prompt, completion}"
+    )
     chat_template: Literal["auto", "off"] = Field("auto", description="auto: used when the tokenizer brings one")
 
 

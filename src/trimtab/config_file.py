@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from trimtab.config import DataSection, RewardSection, RunConfig, wrong_value
+from trimtab.config import DataSection, RunConfig, wrong_value
 from trimtab.errors import InputError
 
 _BOOL = "tag:yaml.org,2002:bool"
@@ -142,32 +142,38 @@ def _complaint(error: Any) -> str:
 
 def _known_keys(location: list[Any]) -> list[str]:
     """Keys that the section at this place knows."""
-    section: Any = RunConfig
+    section: type[BaseModel] = RunConfig
     for part in location:
-        if isinstance(part, int):
-            section = RewardSection
-            continue
-        annotation = section.model_fields[part].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        section = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), RewardSection)
+        if not isinstance(part, int):
+            section = section_below(section.model_fields[part].annotation)[0] or section
     return list(section.model_fields)
 
 
+def section_below(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """The section that a field holds, if any, and whether the field is a list of them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, False
+    for argument in get_args(annotation):
+        section, _ = section_below(argument)
+        if section is not None:
+            return section, get_origin(annotation) is list or section_below(argument)[1]
+    return None, False
+
+
 def describe_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[tuple[str, str, str]]:
-    """(key, default, description) of every key, for the help and the documentation."""
+    """(key, default, description) of every key, for help and documentation; `[]` stands for a list's entries."""
     rows: list[tuple[str, str, str]] = []
     for name, info in section.model_fields.items():
-        candidates = [info.annotation, *getattr(info.annotation, "__args__", ())]
-        below = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        below, is_list = section_below(info.annotation)
+        if below is None or is_list or (prefix and below is DataSection):
+            if info.is_required():
+                default = "required"
+            else:
+                value = info.get_default(call_default_factory=True)
+                default = "" if value is None else str(value)
+            rows.append((f"{prefix}{name}", default, info.description or ""))
         if below is not None and not (prefix and below is DataSection):
-            rows += describe_keys(below, f"{prefix}{name}.")
-            continue
-        if info.is_required():
-            default = "required"
-        else:
-            value = info.get_default(call_default_factory=True)
-            default = "" if value is None else str(value)
-        rows.append((f"{prefix}{name}", default, info.description or ""))
+            rows += describe_keys(below, f"{prefix}{name}{'[]' if is_list else ''}.")
     return rows
 
 

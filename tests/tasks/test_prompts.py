@@ -71,3 +71,20 @@ def test_messages_become_text_with_blank_lines_between() -> None:
 
 def test_the_system_prompt_shows_the_format_that_the_rewards_check() -> None:
     assert has_full_format(SYSTEM_PROMPT_PAPER.splitlines()[-1])
+
+
+def test_examples_become_turns_between_the_system_message_and_the_prompt() -> None:
+    prompt = render_prompt({"prompt": "2+2?"}, template=None, system="Add.", examples=[("1+1?", "2"), ("1+2?", "3")])
+    assert [(message["role"], message["content"]) for message in prompt if isinstance(message, dict)] == [
+        ("system", "Add."),
+        ("user", "1+1?"),
+        ("assistant", "2"),
+        ("user", "1+2?"),
+        ("assistant", "3"),
+        ("user", "2+2?"),
+    ]
+
+
+def test_examples_and_a_prompt_of_messages_are_refused() -> None:
+    with pytest.raises(InputError, match="leave out `examples`"):
+        render_prompt({"prompt": [{"role": "user", "content": "x"}]}, template=None, system=None, examples=[("a", "b")])

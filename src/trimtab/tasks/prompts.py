@@ -16,7 +16,16 @@ SYSTEM_PROMPT_PAPER = (
 """Asks for the format that the "paper" rewards check."""
 
 
-def render_prompt(row: Mapping[str, Any], *, template: str | None, system: str | None) -> str | list[dict[str, str]]:
+ROLES = ("user", "assistant")
+
+
+def render_prompt(
+    row: Mapping[str, Any],
+    *,
+    template: str | None,
+    system: str | None,
+    examples: Sequence[tuple[str, str]] = (),
+) -> str | list[dict[str, str]]:
     """Make the prompt of one row.
 
     Args:
@@ -24,6 +33,8 @@ def render_prompt(row: Mapping[str, Any], *, template: str | None, system: str |
         template: Text with ``{column}`` fields, each replaced by the row's value as it is; literal braces are doubled.
             Only plain column names are fields: no attributes, indices, conversions or format specifications.
         system: A system message to put first; the result is then a list of messages.
+        examples: Worked examples (prompt, completion), put as turns of user and assistant before a prompt that is text;
+            the result is then a list of messages.
 
     Returns:
         A string, or a list of messages with the keys ``role`` and ``content``. The row is not changed.
@@ -32,6 +43,11 @@ def render_prompt(row: Mapping[str, Any], *, template: str | None, system: str |
         InputError: A field or the prompt column is missing or unusable, or there are two system messages.
     """
     prompt = _prompt_column(row) if template is None else _fill(template, row)
+    if examples:
+        if not isinstance(prompt, str):
+            raise InputError("the row's prompt is a list of messages already: leave out `examples`, or put them there.")
+        turns = [{"role": role, "content": t} for pair in examples for role, t in zip(ROLES, pair, strict=True)]
+        prompt = [*turns, {"role": "user", "content": prompt}]
     if system is None:
         return prompt
     first = {"role": "system", "content": system}

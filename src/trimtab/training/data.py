@@ -94,10 +94,11 @@ def encode_rows(
         InputError: no row is left.
     """
     kept = Prompts([], [], [])
+    examples = [(example.prompt, example.completion) for example in prompt.examples]
     longest = 0
     for number, row in enumerate(rows, 1):
         try:
-            text = render_prompt(row, template=prompt.template, system=prompt.system)
+            text = render_prompt(row, template=prompt.template, system=prompt.system, examples=examples)
             if not isinstance(text, str) and not uses_chat_template(tokenizer, prompt.chat_template):
                 text = messages_to_text(text)
             ids = encode_prompt(tokenizer, text, chat_template=prompt.chat_template)
