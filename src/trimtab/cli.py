@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from trimtab import __version__
-from trimtab.errors import InputError
+from trimtab.errors import InputError, Interrupted, RunError
 
 app = typer.Typer(
     name="trimtab",
@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
+FAILED, INTERRUPTED = 1, 130
 
 
 class KeysCommand(typer.core.TyperCommand):
@@ -108,23 +108,10 @@ def main() -> None:
     sys.path.append(os.getcwd())
     try:
         app()
-    except InputError as error:
+    except (InputError, RunError, Interrupted) as error:
         print(f"trimtab: {error}", file=sys.stderr)
-        sys.exit(BAD_USAGE)
-    except Exception as error:
-        sys.exit(_failure(error))
-
-
-def _failure(error: Exception) -> int:
-    """Exit code of a run that stopped; only what nobody foresaw shows a traceback."""
-    from trimtab.training.loop import Interrupted
-    from trimtab.training.rl import RunError
-
-    if isinstance(error, Interrupted):
-        print(f"trimtab: {error}; the same command continues the run", file=sys.stderr)
-        return error.code
-    if isinstance(error, RunError):
-        print(f"trimtab: {error}", file=sys.stderr)
-        return FAILED
-    logging.getLogger("trimtab").exception("this should not happen")
-    return FAILED
+        sys.exit(error.code)
+    except Exception:
+        # Only what nobody foresaw shows a traceback.
+        logging.getLogger("trimtab").exception("this should not happen")
+        sys.exit(FAILED)

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from trimtab.errors import InputError
+from trimtab.errors import InputError, RunError
 
 METHODS = ("grpo", "gtpo")
 RATES = {"healthy": 5e-5, "aggressive": 5e-4}
@@ -82,7 +82,7 @@ def run_demo(output: Path, *, seeds: int, steps: int | None, workers: int) -> No
 
     Raises:
         InputError: the folder holds a demo of another size.
-        RuntimeError: a run failed.
+        RunError: a run failed.
     """
     started = time.monotonic()
     steps = steps or STEPS
@@ -111,9 +111,9 @@ def run_arms(configs: dict[Arm, Path], *, steps: int, workers: int) -> None:
     """Start the runs, a few at a time, and follow their metrics files.
 
     Raises:
-        RuntimeError: a run failed; the others are stopped.
+        RunError: a run failed; the others are stopped.
     """
-    waiting = list(configs)
+    waiting = [arm for arm in configs if steps_done(configs[arm]) < steps]
     running: dict[Arm, subprocess.Popen[bytes]] = {}
     environment = {
         **os.environ,
@@ -132,13 +132,13 @@ def run_arms(configs: dict[Arm, Path], *, steps: int, workers: int) -> None:
                     log.close()
                 for arm, process in list(running.items()):
                     code = process.poll()
-                    show(arm, _steps_done(configs[arm].with_suffix("") / "metrics.jsonl"))
+                    show(arm, steps_done(configs[arm]))
                     if code is None:
                         continue
                     del running[arm]
                     if code:
                         text = configs[arm].with_suffix(".log").read_text(encoding="utf-8", errors="replace").strip()
-                        raise RuntimeError(f"the run {arm.name} failed with exit code {code}: {text[-2000:]}")
+                        raise RunError(f"the run {arm.name} failed with exit code {code}: {text[-2000:]}")
                 time.sleep(0.2)
         finally:
             for process in running.values():
@@ -185,10 +185,10 @@ def progress_display(configs: dict[Arm, Path], steps: int) -> Iterator[Callable[
     yield line
 
 
-def _steps_done(path: Path) -> int:
-    if not path.exists():
-        return 0
-    return max(0, path.read_bytes().count(b"\n") - 1)
+def steps_done(config: Path) -> int:
+    """Training steps that a run's metrics file holds; line 0 is the untouched model."""
+    path = config.with_suffix("") / "metrics.jsonl"
+    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -208,8 +208,8 @@ COLUMNS = (
     "pass@4",
     "format",
     "entropy",
-    "pushed down before",
-    "after the masks",
+    "pushed down, before",
+    "pushed down, after",
     "collapsed",
     "seconds",
     "peak MiB",
@@ -233,7 +233,7 @@ def table_rows(
             return [lines[arm][-1][key] for arm in arms]
 
         def pushed(which: str, arms: list[Arm] = arms) -> list[float]:
-            return [_pushed_share(lines[arm], which) for arm in arms]
+            return [pushed_share(lines[arm], which) for arm in arms]
 
         rows.append(
             (
@@ -252,7 +252,7 @@ def table_rows(
     return rows
 
 
-def _pushed_share(lines: list[dict[str, Any]], which: str) -> float:
+def pushed_share(lines: list[dict[str, Any]], which: str) -> float:
     """Over all steps: groups in which a shared correct token is pushed down, among groups that share one."""
     steps = [line for line in lines if line["step"] > 0]
     active = sum(line["pushed_down/active_groups"] for line in steps)
@@ -266,24 +266,27 @@ def spread(values: list[float], digits: int = 3) -> str:
 
 
 def print_table(rows: list[tuple[str, ...]]) -> None:
-    """The table on the terminal, or as plain lines in a log."""
+    """The table turned on its side, so that it fits 80 columns: a line a measure, ranges below means."""
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    table = Table(*COLUMNS)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table, width=None if console.is_terminal else 200)
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("")
+    for label, *_ in rows:
+        table.add_column(label.replace(", ", "\n"), justify="right", no_wrap=True)
+    for measure, *cells in list(zip(COLUMNS, *rows, strict=True))[1:]:
+        table.add_row(measure, *(cell.replace(" (", "\n").rstrip(")") for cell in cells))
+    Console().print(table)
 
 
 CURVES = (
-    ("reward", "Mean reward (0 to 20)"),
-    ("rewards/format/mean", "Format reward (0 to 10)"),
-    ("entropy", "Entropy, nats a token"),
-    ("pushed_down/before", "Shared correct tokens pushed down, before the masks"),
-    ("pushed_down/after", "... under the method's own weights"),
-    ("grad_norm", "Gradient norm before clipping"),
+    ("eval/accuracy", "Held-out accuracy", "share of completions"),
+    ("reward", "Mean reward", "0 to 20"),
+    ("rewards/format/mean", "Format reward", "0 to 10"),
+    ("entropy", "Entropy", "nats a token"),
+    ("pushed_down/before", "Pushed down, plain advantages", "share of groups"),
+    ("pushed_down/after", "Pushed down, the method's weights", "share of groups"),
+    ("grad_norm", "Gradient norm before clipping", "norm"),
 )
 
 
@@ -292,12 +295,12 @@ def demo_charts(lines: dict[Arm, list[dict[str, Any]]]) -> list[Any]:
     from trimtab.report.charts import curve_chart
 
     charts = []
-    for key, title in (("eval/accuracy", "Held-out accuracy"), *CURVES):
+    for key, title, unit in CURVES:
         series = []
         for arm, run in lines.items():
             points = [(line["step"], line[key]) for line in run if line.get(key) is not None]
             series.append((arm.label, arm.seed, [x for x, _ in points], [y for _, y in points]))
-        charts.append(curve_chart(series, title=title, x_title="step", y_title=title))
+        charts.append(curve_chart(series, title=title, x_title="step", y_title=unit))
     return charts
 
 
@@ -323,8 +326,9 @@ def write_demo_page(
                 paragraphs=(
                     "Pushed down: among groups whose good and bad completions share a beginning, the share in which a "
                     "shared token of a correct completion receives a negative update in total, under plain advantages "
-                    "(before) and under the method's own weights (after the masks). Collapsed: held-out accuracy below "
-                    "half of the warm start's, or the right format in fewer than half of the completions.",
+                    "(before) and under the method's own weights (after: GTPO's masks; GRPO has none). Collapsed: "
+                    "held-out accuracy below half of the warm start's, or the right format in fewer than half of the "
+                    "completions.",
                 ),
                 table=Table(COLUMNS, rows),
             ),

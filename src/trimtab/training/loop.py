@@ -24,6 +24,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from trimtab.config import OptimizerSection, RunConfig
+from trimtab.errors import Interrupted
 from trimtab.policy.loading import Policy, no_bars
 from trimtab.seeds import derive_seed
 from trimtab.training.checkpoint import cut_log, load_optimizer, save_checkpoint, trainable
@@ -56,14 +57,6 @@ class Objective(Protocol):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """The opposite."""
-
-
-class Interrupted(Exception):
-    """A signal asked the run to stop; its checkpoint is written. Carries the exit code."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"stopped by a signal ({code - 128})")
-        self.code = code
 
 
 def learning_rate_at(step: int, steps: int, settings: OptimizerSection) -> float:

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from trimtab.config import RunConfig
+from trimtab.errors import RunError
 from trimtab.evaluation.during import evaluate_policy
 from trimtab.objectives import (
     TokenWeights,
@@ -36,10 +37,6 @@ logger = logging.getLogger("trimtab")
 
 INITIAL_ENTROPY_PROMPTS = 100
 """GTPO measures the untouched policy on this many training prompts (arXiv 2508.03772, section 4.3)."""
-
-
-class RunError(RuntimeError):
-    """The run cannot go on; the message says why in one sentence."""
 
 
 class GroupRelative:
