@@ -1,4 +1,4 @@
-"""What a person is told in one sentence, without a traceback, and the exit code of the command line that goes with it."""
+"""What a person is told in one sentence, without a traceback, and the exit code that goes with it."""
 
 
 class InputError(ValueError):
