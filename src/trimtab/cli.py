@@ -90,13 +90,13 @@ def train(
 def demo(
     output: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("runs/demo"),
     seeds: Annotated[int, typer.Option(min=1, help="Seeds a setting.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps a run.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps a run.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 2,
 ) -> None:
     """Train GRPO and GTPO side by side on the built-in task and show what came out, in under five minutes."""
     from trimtab.demo import run_demo
 
-    run_demo(output, seeds=seeds, steps=steps or None, workers=workers)
+    run_demo(output, seeds=seeds, steps=steps, workers=workers)
 
 
 def main() -> None:

@@ -284,3 +284,17 @@ def test_importing_the_tasks_and_the_worker_loads_nothing_heavy() -> None:
     for modules, forbidden in ((tasks, f"{heavy} | {{'math_verify', 'sympy'}}"), (worker, heavy)):
         finished = run_python(f"{modules}import sys; print(sorted(set(sys.modules) & ({forbidden})))")
         assert finished.stdout.strip() == "[]", finished.stderr
+
+
+@pytest.mark.parametrize("sum_", ["15+2-3", "(15+2)-3", "7*2", "7 x 2", r"7\times 2", r"7 \cdot 2", "10 + 4", "20−6"])
+def test_a_sum_that_is_not_worked_out_is_no_answer_to_a_number(sum_: str) -> None:
+    assert verify(gold="14", prediction=f"<answer>{sum_}</answer>") is False
+    assert verify(gold="14", prediction=f"<answer>{sum_} = 14</answer>") is True
+
+
+@pytest.mark.parametrize(
+    ("gold", "prediction"),
+    [("-14", "-14"), ("0.003", r"3 \times 10^{-3}"), ("3000", "3*10^3"), ("1e-05", "1e-5"), ("3/8", r"\frac{3}{8}")],
+)
+def test_signs_exponents_and_scientific_notation_are_not_sums(gold: str, prediction: str) -> None:
+    assert verify(gold=gold, prediction=rf"\boxed{{{prediction}}}") is True

@@ -197,10 +197,15 @@ def gtpo_weights(
         entropy_weights_NT = gamma * (taking_part_N[:, None] & kept_mask_NT).to(weights_NT.dtype)
 
     tokens = mask_NT.bool().sum().clamp(min=1)
+    rewarded_N = rewards_N.isfinite()
+
+    def over_rows(values_N: Tensor) -> Tensor:
+        return values_N.double().where(rewarded_N, 0.0).sum() / rewarded_N.sum().clamp(min=1)
+
     metrics = advantage_metrics(advantages_N, uniform_N) | {
-        "gtpo/kept_fraction": keep_N.double().mean(),
+        "gtpo/kept_fraction": over_rows(keep_N),
         "gtpo/conflict_fraction": conflicts_N.sum().double() / tokens,
-        "gtpo/sign_balance": row_N.sign().double().mean(),
-        "gtpo/penalty_abs": (gamma * entropies_N).abs().double().mean(),
+        "gtpo/sign_balance": over_rows(row_N.sign()),
+        "gtpo/penalty_abs": over_rows((gamma * entropies_N).abs()),
     }
     return TokenWeights(weights_NT, kept_mask_NT, entropy_weights_NT, metrics)

@@ -260,7 +260,7 @@ def add_lora(model: nn.Module, lora: Lora, *, quantised: bool, checkpoint: Path 
     from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 
     if quantised:
-        model = prepare_model_for_kbit_training(model)
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if checkpoint is not None:
         return PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)  # type: ignore[arg-type]
     targets = lora.target_modules

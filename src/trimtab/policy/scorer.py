@@ -155,6 +155,9 @@ class Scorer:
             return "gradient checkpointing recomputes layers and cannot keep a cache"
         if type(self.head) is not nn.Linear:
             return f"the output head is a {type(self.head).__name__}, not a plain linear layer"
+        rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        if rope.get("rope_type", rope.get("type")) in ("dynamic", "longrope"):
+            return "its rotary embedding depends on the length of the whole sequence"
         for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
             if getattr(config, name, None) not in (None, 1.0):
                 return f"the model changes its logits after the head ({name})"

@@ -38,6 +38,8 @@ _FUNCTION_NAMES = ("sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln"
 _MATH_NAMES = frozenset(
     {*_FUNCTION_NAMES, "frac", "abs", "pi", "inf", "infinity", "and", "or", "union", "floor", "ceil"}
 )
+# 15+2-3 or 7 x 3, but neither a sign, an exponent, nor the times of scientific notation.
+_SUM_NOT_WORKED_OUT = re.compile(r"[\d)}]\s*(?:[+−-]|(?:[*×·x]|\\times|\\cdot)(?!\s*10\s*\^))\s*[\d(\\]")
 _TEXT_ANSWER = re.compile(r"[^\W\d_]{3,}(?:[ '-][^\W\d_]+)*")
 
 
@@ -76,6 +78,7 @@ def verify(
     Plain numbers are compared here; everything else by math-verify in one worker process, which is killed at the
     limit. Two exact values (whole numbers, fractions, expressions) must be equal; when either has a decimal point they
     must agree to six decimals and about six significant digits. 35% equals 0.35, 7/20 and the whole number 35.
+    A sum that is not worked out (15+2-3 where the gold is 14) is wrong.
 
     Args:
         gold: The right answer. A worked solution is accepted when it marks its answer with ``#### `` or a box.
@@ -104,7 +107,8 @@ def verify(
         prediction_number = plain_number(answer)
         if prediction_number is not None:
             return numbers_equal(gold_number, prediction_number)
-        if not answer:
+        # math-verify would work the sum out, and a policy would learn to leave it standing.
+        if not answer or _SUM_NOT_WORKED_OUT.search(answer.rsplit("=", 1)[-1]):
             return False
     gold_words = _words(gold_answer)
     if gold_words is not None:

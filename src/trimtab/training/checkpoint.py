@@ -1,7 +1,7 @@
 """Checkpoints that are whole or absent, and log files that a resumed run continues as if it had never stopped.
 
-A checkpoint is a plain Hugging Face folder with two more files: `optimizer.safetensors` and `trainer_state.json`. It is
-written under a temporary name, fsynced and renamed. Nothing is pickled.
+A checkpoint is a plain Hugging Face folder with two more files: `trainer/optimizer.safetensors` and
+`trainer_state.json`. It is written under a temporary name, fsynced and renamed. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch import nn
 logger = logging.getLogger("trimtab")
 
 STATE_FILE = "trainer_state.json"
-OPTIMIZER_FILE = "optimizer.safetensors"
+# In a folder of its own: vLLM takes every *.safetensors beside the config for weights.
+OPTIMIZER_FILE = "trainer/optimizer.safetensors"
 
 
 def save_checkpoint(
@@ -54,6 +55,7 @@ def save_checkpoint(
     for index, values in optimizer.state_dict()["state"].items():
         for key, value in values.items():
             tensors[f"{key}/{names[index]}"] = value.contiguous() if torch.is_tensor(value) else torch.tensor(value)
+    (temporary / OPTIMIZER_FILE).parent.mkdir()
     save_file(tensors, temporary / OPTIMIZER_FILE)
     sizes = {str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()}
     (temporary / STATE_FILE).write_text(json.dumps({"step": step, "files": sizes, **state}, indent=1), encoding="utf-8")
