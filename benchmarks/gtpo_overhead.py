@@ -82,7 +82,7 @@ def weigh(rollouts: Rollouts) -> Tensor:
         rollouts.rewards_N,
         rollouts.group_ids_N,
         rollouts.entropies_NT,
-        entropy_filter_mode="on",
+        entropy_filter="on",
         entropy_threshold=10.0,
     ).weights_NT
 

@@ -41,7 +41,7 @@ MEANINGS = {
     "beta": "weight of the k3 KL to the frozen starting policy, per nat; above 0 a reference is scored too",
     "gamma": "weight of a completion's mean token entropy, in reward units per nat; not scale-free",
     "entropy_penalty": "subtract a constant from the advantage, or add a differentiable term to the loss",
-    "entropy_filter_mode": "`auto`: on when the untouched policy's mean token entropy is below the threshold",
+    "entropy_filter": "`auto`: on when the untouched policy's mean token entropy is below the threshold",
     "entropy_threshold": "nats a token, above 0",
     "entropy_filter_rows": "which rows the filter may drop: all, or those of negative advantage",
     "conflict_sides": "which conflict runs count",

@@ -267,3 +267,36 @@ def test_a_method_and_a_reward_in_the_current_folder_are_found(
     )
     outcome = command("train", config)
     assert outcome.code == 0, outcome
+
+
+def test_a_column_that_a_reward_function_needs_is_missed_before_a_model_loads(
+    refused: Refused, configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "needy.py").write_text("def reward(completions, difficulty, **columns):\n    return difficulty\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    sentence = refused(configure({"rewards": [{"function": "needy:reward"}]}))
+    assert "a reward function needs the column 'difficulty', which no row has (columns there are: 'prompt'" in sentence
+
+
+def test_the_demo_starts_with_its_own_number_of_steps(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    import trimtab.demo
+
+    asked: list[Any] = []
+    monkeypatch.setattr(trimtab.demo, "run_demo", lambda output, **options: asked.append(options))
+    assert command("demo").code == 0
+    assert asked == [{"seeds": 3, "steps": None, "workers": 2}]
+
+
+def test_a_demo_into_a_file_is_refused(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    outcome = command("demo", "--output", tmp_path / "taken")
+    assert outcome.code == 2 and "is a file; name a folder" in outcome.err
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_may_be_corrected_in_its_folder(
+    command: Command, configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "failing.py").write_text("def reward(completions, **columns):\n    return [None] * len(completions)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert command("train", configure({"rewards": [{"function": "failing:reward"}], "training.steps": 1})).code == 1
+    assert command("train", configure({"training.steps": 1})).code == 0

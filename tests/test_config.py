@@ -145,8 +145,8 @@ def test_supervised_fine_tuning_takes_any_batch_size() -> None:
         ({"gamma": 0.1}, "method needs a name, e.g. method: gtpo"),
         ({"name": "grpo", "gamma": 0.1}, "grpo has no setting 'gamma'"),
         (
-            {"name": "gtpo", "entropy_filter_mode": "onn"},
-            "method.entropy_filter_mode: input should be 'auto', 'on' or 'off'",
+            {"name": "gtpo", "entropy_filter": "onn"},
+            "method.entropy_filter: input should be 'auto', 'on' or 'off'",
         ),
         ({"name": "gtpo", "gamma": -1.0}, "method: gamma must be at least 0, not -1.0"),
         ({"name": "grpo", "beta": -0.1}, "method: beta must be at least 0, not -0.1"),
@@ -208,11 +208,11 @@ def test_a_learning_rate_in_any_usual_notation_is_a_number(written: str, value: 
 
 def test_off_and_on_are_words_while_true_and_false_are_truth_values(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    extra = "method: {name: gtpo, entropy_filter_mode: off, keep_uniform_groups: true}\nprompt: {chat_template: off}\n"
+    extra = "method: {name: gtpo, entropy_filter: off, keep_uniform_groups: true}\nprompt: {chat_template: off}\n"
     rest = {key: value for key, value in VALID.items() if key != "method"}
     path.write_text(yaml.safe_dump(rest) + extra, encoding="utf-8")
     config = load_config(path)
-    assert config.method == {"name": "gtpo", "entropy_filter_mode": "off", "keep_uniform_groups": True}
+    assert config.method == {"name": "gtpo", "entropy_filter": "off", "keep_uniform_groups": True}
     assert config.prompt.chat_template == "off"
 
 
@@ -270,7 +270,7 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
     config = parse_config(
         {
             **VALID,
-            "method": {"name": "gtpo", "entropy_filter_mode": "off", "gamma": 1e-7},
+            "method": {"name": "gtpo", "entropy_filter": "off", "gamma": 1e-7},
             "model": {"name": "m", "lora": {"rank": 2}},
             "rewards": [{"function": "a:b", "weight": 0.5}],
             "evaluation": {"data": {"source": "builtin:arithmetic"}},

@@ -28,7 +28,7 @@ def test_every_example_configuration_is_valid(name: str) -> None:
 def test_the_papers_settings_are_those_of_the_paper(name: str) -> None:
     config = load_config(EXAMPLES / f"{name}.yaml")
     optimizer = config.optimizer
-    assert config.method == {"name": "gtpo", "gamma": 0.1, "entropy_filter_mode": "auto"}
+    assert config.method == {"name": "gtpo", "gamma": 0.1, "entropy_filter": "auto"}
     assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.max_grad_norm) == (1e-6, 0.1, 0.1)
     assert (optimizer.schedule, optimizer.warmup_ratio, config.training.epochs, config.seed) == (
         "cosine",

@@ -155,6 +155,7 @@ class EvaluationSection(Section):
     data: DataSection | None = Field(None, description="held-out rows; none: no evaluation")
     every: int = Field(50, ge=1, description="steps between evaluations; the first is before training")
     samples: int = Field(4, ge=1, description="completions a problem")
+    rows_at_once: int = Field(512, ge=1, description="completions that are sampled at once")
     k: list[Annotated[int, Field(ge=1)]] = Field([1, 4], description="pass@k is reported for these")
     temperature: float = Field(1.0, ge=0, description="0: greedy")
 
@@ -211,6 +212,14 @@ class RunConfig(Section):
         return value
 
     @model_validator(mode="after")
+    def _check_dtype(self) -> Self:
+        if self.model.dtype == "float16" and self.model.lora is None:
+            raise ValueError(
+                "model.dtype: float16 weights underflow in training; use float32 or bfloat16, or add model.lora"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check(self) -> Self:
         name = self.method.get("name")
         if not isinstance(name, str):
@@ -242,11 +251,11 @@ def check_method(method: Mapping[str, Any], *, max_length: int) -> None:
         ValueError: in one sentence.
     """
     from trimtab.objectives import METHODS, find_method
-    from trimtab.objectives.registry import nearest
+    from trimtab.objectives.registry import unknown_method
 
     name = method["name"]
-    if name not in METHODS and ":" not in name and "gtpo" not in name.lower():
-        raise ValueError(f"there is no method {name!r}{nearest(name, [*METHODS, SFT])}")
+    if name not in METHODS and ":" not in name:
+        raise ValueError(unknown_method(name, [*METHODS, SFT]))
     found = find_method(name)
     settings = {key: value for key, value in method.items() if key != "name"}
     found.split(settings)
@@ -264,6 +273,8 @@ def check_method(method: Mapping[str, Any], *, max_length: int) -> None:
         _try_out(found, settings, max_length)
     except ValueError as error:
         raise ValueError(f"method: {error}") from None
+    except Exception as error:  # a method of the user's own may fail in any way
+        raise ValueError(f"method: {name} fails on a batch of two tokens ({type(error).__name__}: {error})") from error
 
 
 def wrong_value(key: str, error: Any) -> str:

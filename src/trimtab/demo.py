@@ -24,7 +24,7 @@ from trimtab.errors import InputError, RunError
 
 METHODS = ("grpo", "gtpo")
 RATES = {"healthy": 5e-5, "aggressive": 5e-4}
-STEPS = 60
+STEPS = 32
 HELD_OUT = 256
 MODEL = "builtin:arithmetic-varied"
 
@@ -87,6 +87,8 @@ def run_demo(output: Path, *, seeds: int, steps: int | None, workers: int) -> No
     started = time.monotonic()
     steps = steps or STEPS
     arms = [Arm(m, pace, seed) for seed in range(seeds) for pace in RATES for m in METHODS]
+    if output.exists() and not output.is_dir():
+        raise InputError(f"--output: {output} is a file; name a folder")
     output.mkdir(parents=True, exist_ok=True)
     configs = {}
     for arm in arms:
@@ -143,6 +145,8 @@ def run_arms(configs: dict[Arm, Path], *, steps: int, workers: int) -> None:
         finally:
             for process in running.values():
                 process.terminate()
+            for process in running.values():
+                process.wait()
 
 
 @contextmanager

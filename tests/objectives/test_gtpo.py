@@ -57,7 +57,7 @@ def test_weights_worked_by_hand() -> None:
 
 def test_gamma_scales_the_penalty_and_zero_needs_no_entropies() -> None:
     assert_weights(gtpo(gamma=1.0), [[3.0, 1.5, 0], [0, 0, 0], [-0.4, -0.4, -0.4]])
-    assert_weights(gtpo(gamma=0.0, entropies_NT=None, entropy_filter_mode="off"), [[4, 2, 0], [0, 0, 0], [0, 0, 0]])
+    assert_weights(gtpo(gamma=0.0, entropies_NT=None, entropy_filter="off"), [[4, 2, 0], [0, 0, 0], [0, 0, 0]])
 
 
 def test_std_divides_the_advantage_and_not_the_penalty() -> None:
@@ -225,7 +225,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="GTPO needs entropies_NT unless"):
         gtpo(entropies_NT=None, gamma=0.0)
     with pytest.raises(ValueError, match="GTPO needs entropies_NT unless"):
-        gtpo(entropies_NT=None, entropy_filter_mode="off")
+        gtpo(entropies_NT=None, entropy_filter="off")
     for option in ("entropy_penalty", "entropy_filter_rows", "compat", "conflict_sides", "normalise"):
         with pytest.raises(ValueError, match=r"must be one of .* not 'nonsense'"):
             gtpo(**{option: "nonsense"})
@@ -266,7 +266,7 @@ def test_the_authors_variant_always_filters_at_0_7() -> None:
     # sums to 6.
     entropies_NT = torch.tensor([[0.699] * 3, [0.701] * 3, [0.2] * 3])
     options: dict[str, Any] = {"entropies_NT": entropies_NT, "gamma": 0.0, "conflict_sides": "none"}
-    kept = gtpo(**options, compat="authors", initial_entropy=2.0, entropy_filter_mode="off", entropy_threshold=9.0)
+    kept = gtpo(**options, compat="authors", initial_entropy=2.0, entropy_filter="off", entropy_threshold=9.0)
     assert_weights(kept, [[6, 6, 0], [0, 0, 0], [0, 0, 0]])
     assert_weights(gtpo(**options, initial_entropy=0.5), [[0, 0, 0], [0, 0, 0], [0, 0, 0]])
     assert_weights(gtpo(**options, initial_entropy=2.0), [[2, 2, 0], [-2, 0, 0], [0, 0, 0]])
@@ -465,7 +465,7 @@ def test_the_gradient_of_one_step_equals_the_one_written_out_by_hand(penalty: st
         entropies_NT.detach(),
         gamma=0.3,
         entropy_penalty=penalty,  # type: ignore[arg-type]
-        entropy_filter_mode="off",
+        entropy_filter="off",
     )
     loss, _ = surrogate_loss(
         logps_NT,

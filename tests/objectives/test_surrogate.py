@@ -320,7 +320,7 @@ def split_gradient(
             data["rewards_N"],
             data["group_ids_N"],
             entropies_NT,
-            entropy_filter_mode="on",
+            entropy_filter="on",
             entropy_threshold=1.3,
             entropy_penalty="gradient",
         )

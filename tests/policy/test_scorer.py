@@ -342,3 +342,11 @@ def test_bfloat16_weights_and_bfloat16_autocast_share_and_stay_close(
     for scores in (under_autocast, scorer.score(awkward, entropy_temperature=1.0)):
         assert scores[0].dtype == torch.float32
         torch.testing.assert_close(scores, expected, rtol=0.02, atol=0.1)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_rotary_embedding_that_depends_on_the_length_takes_the_plain_path(kind: str, tiny: Tiny) -> None:
+    model = tiny("llama")
+    model.config.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+    scorer = Scorer(model)
+    assert not scorer.shared and "depends on the length" in scorer.reason

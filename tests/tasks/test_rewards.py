@@ -9,6 +9,7 @@ import torch
 
 from trimtab.errors import InputError
 from trimtab.tasks.rewards import (
+    PRESETS,
     RewardPart,
     RewardTable,
     accuracy_reward,
@@ -17,6 +18,7 @@ from trimtab.tasks.rewards import (
     completion_text,
     format_reward,
     load_rewards,
+    needed_columns,
     score_completions,
 )
 
@@ -234,3 +236,23 @@ def test_a_verl_function_gets_its_columns_and_its_score_is_taken(module: str) ->
 def test_an_unusable_reward_entry_is_refused(module: str, spec: Any, expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         load_rewards(spec)
+
+
+def test_the_answer_to_messages_is_a_message_and_the_answer_to_text_is_text() -> None:
+    seen: list[Any] = []
+
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        seen.extend(completions)
+        return [0.0] * len(completions)
+
+    prompts = ["plain", [{"role": "user", "content": "chat"}]]
+    score_completions([RewardPart("r", reward)], prompts, ["a", "b"], [[1], [2]], {})
+    assert seen == ["a", [{"role": "assistant", "content": "b"}]]
+
+
+def test_the_columns_that_functions_cannot_do_without_are_read_off_their_signatures() -> None:
+    def reward(prompts: Any, completions: Any, difficulty: Any, hint: Any = None, **_: Any) -> list[float]:
+        return []
+
+    parts = [*PRESETS["paper"], RewardPart("mine", reward)]
+    assert needed_columns(parts) == ["answer", "difficulty"]

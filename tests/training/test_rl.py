@@ -189,7 +189,7 @@ def test_when_every_completion_is_truncated_and_masked_nothing_moves(train: Trai
 
 
 def test_when_the_entropy_filter_drops_every_completion_nothing_moves(train: Train, tiny_model: Path) -> None:
-    run = train({"method": {"name": "gtpo", "entropy_filter_mode": "on"}, "training.steps": 2})
+    run = train({"method": {"name": "gtpo", "entropy_filter": "on"}, "training.steps": 2})
     assert run.column("gtpo/kept_fraction") == [0.0, 0.0]
     assert run.column("loss") == [0.0, 0.0]
     assert run.column("skipped_updates") == [1.0, 1.0]

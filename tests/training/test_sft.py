@@ -64,7 +64,7 @@ def test_held_out_rows_are_evaluated_before_training_between_and_at_the_end(trai
 
 
 def test_a_completion_longer_than_allowed_counts_its_end_token(tiny_model: Path) -> None:
-    train = Prompts([{"completion": "abc"}], ["p"], [[0]])
+    train = Prompts([{"completion": "abc"}], ["p"], [[0]], [1])
     tokenizer = load_tokenizer(str(tiny_model))
     assert [len(ids) for ids in encode_completions(train, tokenizer, 4)] == [3]
     with pytest.raises(

@@ -176,7 +176,7 @@ def pushed_down_groups(
     """
     mask_NT = mask_NT.bool()
     index_N, groups = group_index(group_ids_N)
-    forward_NT, _ = conflict_runs(token_ids_NT, mask_NT, advantages_N, group_ids_N)
+    forward_NT, _ = conflict_runs(token_ids_NT, mask_NT, advantages_N, group_ids_N, sides="prefix")
     pushed_K = torch.zeros(groups, dtype=torch.bool, device=mask_NT.device)
     active_K = torch.zeros_like(pushed_K)
     # Runs are short: everything to the right of the longest one is cut off before the tokens are grouped.

@@ -77,6 +77,10 @@ def entropy_filter(
     return entropies_N <= threshold
 
 
+# `gtpo_weights` has a setting of the function's name.
+_keep = entropy_filter
+
+
 @torch.no_grad()
 def gtpo_weights(
     token_ids_NT: Tensor,
@@ -89,7 +93,7 @@ def gtpo_weights(
     initial_entropy: float | None = None,
     gamma: float = 0.1,
     entropy_penalty: PenaltyForm = "advantage",
-    entropy_filter_mode: FilterMode = "auto",
+    entropy_filter: FilterMode = "auto",
     entropy_threshold: float = LN_2,
     entropy_filter_rows: FilterRows = "all",
     conflict_sides: ConflictSides = "both",
@@ -120,7 +124,7 @@ def gtpo_weights(
         gamma: weight of the mean entropy, in reward units per nat.
         entropy_penalty: `advantage` subtracts a constant from the advantage (the authors' code); `gradient` adds
             gamma <H>_i to the loss as a differentiable term instead.
-        entropy_filter_mode: see `entropy_filter`.
+        entropy_filter: `auto`, `on` or `off`; see the function of this name.
         entropy_threshold: nats.
         entropy_filter_rows: `negative` drops only rows of negative advantage (the paper's Figure 4).
         conflict_sides: see `conflict_weights`.
@@ -151,9 +155,9 @@ def gtpo_weights(
         raise ValueError(f"entropy_threshold must be above 0, not {entropy_threshold}")
     combine: Combine = "union"
     if compat == "authors":
-        combine, entropy_filter_mode, entropy_threshold = "product", "on", AUTHORS_THRESHOLD
-    if entropies_NT is None and (gamma > 0 or entropy_filter_mode != "off"):
-        raise ValueError("GTPO needs entropies_NT unless gamma is 0 and entropy_filter_mode is off")
+        combine, entropy_filter, entropy_threshold = "product", "on", AUTHORS_THRESHOLD
+    if entropies_NT is None and (gamma > 0 or entropy_filter != "off"):
+        raise ValueError("GTPO needs entropies_NT unless gamma is 0 and entropy_filter is off")
 
     advantages_N = group_advantages(rewards_N, group_ids_N, normalise=normalise)
     uniform_N = uniform_rows(rewards_N, group_ids_N)
@@ -162,9 +166,7 @@ def gtpo_weights(
         entropies_N, keep_N = torch.zeros_like(advantages_N), torch.ones_like(uniform_N)
     else:
         entropies_N = row_mean(entropies_NT.to(advantages_N.dtype), mask_NT)
-        keep_N = entropy_filter(
-            entropies_N, initial_entropy=initial_entropy, threshold=entropy_threshold, mode=entropy_filter_mode
-        )
+        keep_N = _keep(entropies_N, initial_entropy=initial_entropy, threshold=entropy_threshold, mode=entropy_filter)
         if entropy_filter_rows == "negative":
             keep_N = keep_N | (advantages_N >= -ADVANTAGE_EPS)
 

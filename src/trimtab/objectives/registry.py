@@ -155,12 +155,15 @@ def find_method(name: str) -> Method:
         module_name, _, attribute = name.partition(":")
         try:
             method = getattr(importlib.import_module(module_name), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"method {name!r} cannot be loaded: {error}") from error
+        except Exception as error:  # importing a user's module may fail in any way
+            raise ValueError(f"method {name!r} cannot be loaded ({type(error).__name__}: {error})") from error
         if not isinstance(method, Method):
             raise ValueError(f"method {name!r} is not a trimtab.objectives.Method but of type {type(method).__name__}")
         return method
-    hint = nearest(name, METHODS)
-    if "gtpo" in name.lower():
-        hint += " (gtpo here is Group-relative Trajectory-based Policy Optimization, arXiv 2508.03772)"
-    raise ValueError(f"there is no method {name!r}{hint}")
+    raise ValueError(unknown_method(name, METHODS))
+
+
+def unknown_method(name: str, choices: Mapping[str, Any] | list[str]) -> str:
+    """What to say of a method that is not there, and which of the methods called GTPO is."""
+    which = "gtpo is Group-relative Trajectory-based Policy Optimization, arXiv 2508.03772"
+    return f"there is no method {name!r}{nearest(name, choices)} ({which})"

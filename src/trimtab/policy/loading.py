@@ -290,7 +290,10 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]], *, chat_te
     """
     if uses_chat_template(tokenizer, chat_template):
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates are programs of their own and raise what they like
+            raise InputError(f"prompt: the model's chat template refuses these messages ({error})") from error
     elif isinstance(prompt, str):
         text = prompt
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import math
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,6 +41,7 @@ __all__ = [
     "format_reward",
     "has_full_format",
     "load_rewards",
+    "needed_columns",
     "score_completions",
     "wrap_verl",
 ]
@@ -155,6 +157,21 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)
 
 
+def needed_columns(parts: Sequence[RewardPart]) -> list[str]:
+    """Columns that the reward functions cannot do without: parameters without a default that TRL does not supply."""
+    needed: dict[str, None] = {}
+    for part in parts:
+        try:
+            parameters = inspect.signature(part.function).parameters.values()
+        except (TypeError, ValueError):  # some callables do not tell their parameters
+            continue
+        for parameter in parameters:
+            named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if named and parameter.default is parameter.empty and parameter.name not in _RESERVED:
+                needed[parameter.name] = None
+    return list(needed)
+
+
 def wrap_verl(compute_score: Callable[..., Any]) -> RewardFunction:
     """Give verl's ``compute_score(data_source, solution_str, ground_truth, extra_info)`` a reward function's
     signature.
@@ -218,7 +235,8 @@ def score_completions(
     Args:
         parts: From `load_rewards`.
         prompts: N prompts, strings or lists of messages.
-        completions: N completions, strings or chat-shaped.
+        completions: N completions, strings or chat-shaped; a string that answers messages is passed on as a list of
+            one message, as TRL does.
         completion_ids: N lists of token ids.
         columns: The data set's other columns, N values each.
 
@@ -226,6 +244,13 @@ def score_completions(
         InputError: The arguments do not have the same length.
     """
     count = len(completions)
+    # TRL's convention: the answer to messages is a message, the answer to text is text.
+    completions = [
+        [{"role": "assistant", "content": completion}]
+        if isinstance(completion, str) and not isinstance(prompt, str)
+        else completion
+        for prompt, completion in zip(prompts, completions, strict=False)
+    ]
     batch = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
     batch |= {name: values for name, values in columns.items() if name not in _RESERVED}
     for name, values in batch.items():

@@ -31,11 +31,13 @@ class Prompts:
         rows: every column of each row.
         prompts: what each row's prompt says, a string or messages.
         ids: its token ids.
+        numbers: its place in the source, from 1.
     """
 
     rows: list[dict[str, Any]]
     prompts: list[str | list[dict[str, str]]]
     ids: list[list[int]]
+    numbers: list[int]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -93,7 +95,7 @@ def encode_rows(
     Raises:
         InputError: no row is left.
     """
-    kept = Prompts([], [], [])
+    kept = Prompts([], [], [], [])
     examples = [(example.prompt, example.completion) for example in prompt.examples]
     longest = 0
     for number, row in enumerate(rows, 1):
@@ -109,6 +111,7 @@ def encode_rows(
             kept.rows.append(row)
             kept.prompts.append(text)
             kept.ids.append(ids)
+            kept.numbers.append(number)
     dropped = len(rows) - len(kept)
     if not kept.rows:
         raise InputError(

@@ -213,8 +213,6 @@ def train(
                     write_model_card(saved, run, config, last)
             if stopping and step < steps:
                 raise Interrupted(stopping)
-    if config.log.trackers:
-        accelerator.end_training()
     return last
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from trimtab.config import RunConfig
 from trimtab.errors import RunError
-from trimtab.evaluation.during import evaluate_policy
 from trimtab.objectives import (
     TokenWeights,
     find_method,
@@ -32,6 +31,7 @@ from trimtab.seeds import derive_seed
 from trimtab.tasks.rewards import RewardPart, score_completions
 from trimtab.training.batches import micro_batches
 from trimtab.training.data import Prompts, step_rows
+from trimtab.training.held_out import evaluate_held_out
 
 logger = logging.getLogger("trimtab")
 
@@ -119,23 +119,7 @@ class GroupRelative:
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Sample on the held-out rows; on every process alike."""
-        if self.held_out is None:
-            return {}
-        settings = self.config.evaluation
-        with self.accelerator.autocast():
-            return evaluate_policy(
-                self.sampler,
-                self.policy.tokenizer,
-                self.held_out.rows,
-                self.held_out.prompts,
-                self.held_out.ids,
-                self.rewards,
-                samples=settings.samples,
-                k=settings.k,
-                params=replace(self.params, temperature=settings.temperature, entropy_temperature=None),
-                # The same draws at every evaluation: what differs between two is the policy alone.
-                seed=derive_seed(self.config.seed, "evaluation"),
-            )
+        return evaluate_held_out(self.config, self.policy, self.sampler, self.held_out, self.rewards, self.accelerator)
 
     def updates(self, step: int) -> Iterator[Iterable[Tensor]]:
         """One rollout, then as many optimizer steps on it as configured."""

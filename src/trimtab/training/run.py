@@ -23,8 +23,8 @@ from trimtab.policy.loading import Lora, Policy, load_policy, load_tokenizer, lo
 from trimtab.policy.rollouts import Rollouts
 from trimtab.policy.scorer import Scorer
 from trimtab.seeds import derive_seed
-from trimtab.tasks.rewards import RewardPart, load_rewards
-from trimtab.training.checkpoint import newest_checkpoint
+from trimtab.tasks.rewards import RewardPart, load_rewards, needed_columns
+from trimtab.training.checkpoint import checkpoints, newest_checkpoint
 from trimtab.training.data import Prompts, encode_rows, load_task_rows, prompt_limit
 from trimtab.training.loop import Objective, train
 from trimtab.training.progress import Progress
@@ -78,18 +78,28 @@ def read_inputs(config: RunConfig) -> Inputs:
     for tracker in config.log.trackers:
         if importlib.util.find_spec(tracker) is None:
             raise InputError(f"log.trackers: {tracker} is not installed; pip install {tracker}, or leave it out")
+    _warn(config)
     model = config.model
     resolve_model(model.name, model.gguf_file)
     supervised = config.method["name"] == SFT
-    answer = ["answer"] if isinstance(config.rewards, str) and not supervised else []
+    needed = [] if supervised else needed_columns(rewards)
+    # A preset's answer must stand in every row; a function of the user's own may know what to do without.
+    every_row = needed if isinstance(config.rewards, str) else []
     sections = {"train": config.data, "held out": config.evaluation.data}
     rows = {
         name: load_task_rows(
-            section, config.prompt, required=["completion"] if supervised and name == "train" else answer
+            section, config.prompt, required=["completion"] if supervised and name == "train" else every_row
         )
         for name, section in sections.items()
         if section is not None
     }
+    present = dict.fromkeys(column for row in rows["train"] for column in row)
+    for column in needed:
+        if column not in present:
+            raise InputError(
+                f"{config.data.source}: a reward function needs the column {column!r}, which no row has (columns there "
+                f"are: {', '.join(map(repr, present))}); map it with data.columns"
+            )
     _check_output(config)
     tokenizer = load_tokenizer(
         model.name, revision=model.revision, gguf_file=model.gguf_file, trust_remote_code=model.trust_remote_code
@@ -167,6 +177,8 @@ def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = 
         return train(config, policy, objective, accelerator, steps=steps, progress=progress, found=found)
     finally:
         progress.close()
+        if config.log.trackers:
+            accelerator.end_training()
 
 
 def make_reference(config: RunConfig, policy: Policy, *, resumed: bool) -> Any:
@@ -195,6 +207,24 @@ def make_reference(config: RunConfig, policy: Policy, *, resumed: bool) -> Any:
     return Scorer(model)
 
 
+def _warn(config: RunConfig) -> None:
+    """Say what is allowed and probably not meant."""
+    evaluation = config.evaluation
+    if evaluation.data is not None:
+        if (evaluation.data.source, evaluation.data.split) == (config.data.source, config.data.split):
+            logger.warning("evaluation.data is what the run trains on; a held-out score needs another split or file")
+        missing = [k for k in evaluation.k if k > evaluation.samples]
+        if missing:
+            names = ", ".join(f"pass@{k}" for k in missing)
+            logger.warning("%s left out: evaluation.samples is %d", names, evaluation.samples)
+    if config.model.dtype == "bfloat16" and config.model.lora is None and config.optimizer.learning_rate < 1e-4:
+        logger.warning(
+            "bfloat16 weights keep three digits, so most updates at a learning rate of %g round to nothing; use "
+            "model.dtype: float32 with training.mixed_precision: bf16, or model.lora",
+            config.optimizer.learning_rate,
+        )
+
+
 def check_processes(config: RunConfig, processes: int) -> None:
     """Raise InputError unless the step's groups (rows, in supervised fine-tuning) can be shared out evenly."""
     size = 1 if config.method["name"] == SFT else config.sampling.group_size
@@ -217,7 +247,7 @@ def _check_output(config: RunConfig) -> None:
     if not os.access(parent, os.W_OK):
         raise InputError(f"output: {run} cannot be written; name another folder")
     previous = run / "config.yaml"
-    if not previous.exists():
+    if not previous.exists() or not checkpoints(run):
         return
     import yaml
 

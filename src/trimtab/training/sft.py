@@ -13,12 +13,12 @@ from trimtab.config import RunConfig
 from trimtab.errors import InputError
 from trimtab.policy.loading import Policy
 from trimtab.policy.rollouts import Rollouts, pad_left, pad_right
-from trimtab.policy.sampler import LocalSampler, SamplingParams
+from trimtab.policy.sampler import LocalSampler
 from trimtab.policy.scorer import Scorer
-from trimtab.seeds import derive_seed
 from trimtab.tasks.rewards import RewardPart
 from trimtab.training.batches import micro_batches
 from trimtab.training.data import Prompts, step_rows
+from trimtab.training.held_out import evaluate_held_out
 
 
 class SupervisedFineTuning:
@@ -68,25 +68,7 @@ class SupervisedFineTuning:
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Sample on the held-out rows and judge, as in reinforcement learning."""
-        if self.held_out is None:
-            return {}
-        from trimtab.evaluation.during import evaluate_policy
-
-        settings, sampling = self.config.evaluation, self.config.sampling
-        params = SamplingParams(temperature=settings.temperature, max_tokens=sampling.max_completion_tokens)
-        with self.accelerator.autocast():
-            return evaluate_policy(
-                self.sampler,
-                self.policy.tokenizer,
-                self.held_out.rows,
-                self.held_out.prompts,
-                self.held_out.ids,
-                self.rewards,
-                samples=settings.samples,
-                k=settings.k,
-                params=params,
-                seed=derive_seed(self.config.seed, "evaluation"),
-            )
+        return evaluate_held_out(self.config, self.policy, self.sampler, self.held_out, self.rewards, self.accelerator)
 
     def updates(self, step: int) -> Iterator[Iterable[Tensor]]:
         """One optimizer step on the step's rows."""
@@ -119,7 +101,7 @@ def encode_completions(train: Prompts, tokenizer: Any, max_tokens: int) -> list[
         InputError: a completion is no text, or with its end token longer than `max_tokens`.
     """
     encoded = []
-    for number, row in enumerate(train.rows, 1):
+    for number, row in zip(train.numbers, train.rows, strict=True):
         text = row["completion"]
         if not isinstance(text, str):
             raise InputError(f"row {number}: the completion is a {type(text).__name__}; it must be text")
