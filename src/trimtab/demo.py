@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,12 @@ class Arm:
     def name(self) -> str:
         """Name of its folder."""
         return f"{self.method}-{self.pace}-seed{self.seed}"
+
+
+def arms_of(folder: Path) -> list[Arm]:
+    """The arms that a demo's folder holds, in the order of the table."""
+    arms = [Arm(method, pace, seed) for pace in RATES for method in METHODS for seed in range(100)]
+    return [arm for arm in arms if (folder / arm.name / "metrics.jsonl").exists()]
 
 
 def arm_config(arm: Arm, folder: Path, steps: int) -> dict[str, Any]:
@@ -294,12 +300,14 @@ CURVES = (
 )
 
 
-def demo_charts(lines: dict[Arm, list[dict[str, Any]]]) -> list[Any]:
-    """Held-out accuracy and the training curves, one line a method and rate, the seeds as a band."""
+def demo_charts(lines: dict[Arm, list[dict[str, Any]]], titles: Sequence[str] | None = None) -> list[Any]:
+    """Held-out accuracy and the training curves (or only those with the given titles), the seeds as a band."""
     from trimtab.report.charts import curve_chart
 
     charts = []
     for key, title, unit in CURVES:
+        if titles is not None and title not in titles:
+            continue
         series = []
         for arm, run in lines.items():
             points = [(line["step"], line[key]) for line in run if line.get(key) is not None]
