@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.errors import InputError
-from trimtab.tasks.arithmetic import STYLES, Step, check_equations, expression_of, make_rows, split_of
+from trimtab.tasks.arithmetic import (
+    STYLES,
+    Step,
+    canonical,
+    check_equations,
+    expression_of,
+    make_rows,
+    split_of,
+)
 
 ROW_KEYS = {"prompt", "answer", "completion", "expression", "operations"}
 COMPLETION = re.compile(r"<reasoning>(.+)</reasoning><answer>(\d+)</answer>", re.DOTALL)
@@ -249,3 +257,34 @@ def test_settings_that_leave_a_split_empty_are_refused_instead_of_searched_for_e
     assert make(split=full)[0]["expression"] == "1-1"
     with pytest.raises(InputError, match=f"no {empty} problem turned up"):
         make(split=empty)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("7+5", "5+7"),
+        ("7x5", "5x7"),
+        ("7+5-3", "7-3+5"),
+        ("1+2+3", "3+1+2"),
+        ("(7+5)x3", "(5+7)x3"),
+        ("2x3+4", "3x2+4"),
+    ],
+)
+def test_a_problem_and_its_mirror_are_one_problem_and_share_a_split(one: str, other: str) -> None:
+    assert canonical(one) == canonical(other)
+    assert split_of(one) == split_of(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("7-5", "5-7"),
+        ("7+5", "7x5"),
+        ("(7+5)x3", "7x3+5"),
+        ("7+5-3", "7-5+3"),
+        ("1+23", "12+3"),
+        ("(1+2)x3+4", "(1+2)x4+3"),
+    ],
+)
+def test_problems_that_differ_in_more_than_the_order_of_terms_stay_apart(one: str, other: str) -> None:
+    assert canonical(one) != canonical(other)

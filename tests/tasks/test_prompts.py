@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 
 from trimtab.errors import InputError
-from trimtab.tasks.prompts import SYSTEM_PROMPT_PAPER, messages_to_text, render_prompt
-from trimtab.tasks.rewards import has_full_format
+from trimtab.tasks.prompts import messages_to_text, render_prompt
 
 MESSAGES = [{"role": "user", "content": "2+2?"}]
 
@@ -67,10 +66,6 @@ def test_a_row_without_a_prompt_column_is_refused_and_the_columns_are_named() ->
 
 def test_messages_become_text_with_blank_lines_between() -> None:
     assert messages_to_text([{"role": "system", "content": "s"}, *MESSAGES]) == "s\n\n2+2?"
-
-
-def test_the_system_prompt_shows_the_format_that_the_rewards_check() -> None:
-    assert has_full_format(SYSTEM_PROMPT_PAPER.splitlines()[-1])
 
 
 def test_examples_become_turns_between_the_system_message_and_the_prompt() -> None:

@@ -73,8 +73,8 @@ def make_rows(
 
     The same arguments give the same rows, and a smaller `n` gives the first rows of a larger one. `mode` changes the
     completions and nothing else. A problem belongs to `test` (about one in eight) or to `train` by the hash of its
-    expression, so the splits never share a problem, whatever the seeds, sizes and difficulty. Within a split a problem
-    may appear more than once.
+    expression with the terms in one order, so the splits never share a problem or its mirror (7+5 and 5+7), whatever
+    the seeds, sizes and difficulty. Within a split a problem may appear more than once.
 
     Args:
         n: number of rows, at least 1.
@@ -121,9 +121,22 @@ def expression_of(steps: list[Step]) -> str:
     return expression
 
 
+def canonical(expression: str) -> str:
+    """The chain with the terms of each sum and the factors of each product in one order, so that 7+5 equals 5+7."""
+    start, *steps = re.findall(r"[-+x]?\d+", expression.replace("(", "").replace(")", ""))
+    family, parts = "", [start]
+    for step in steps:
+        kind = "x" if step[0] == "x" else "+"
+        if family not in ("", kind):
+            parts = [f"({family.join(sorted(parts))})"]
+        family = kind
+        parts.append(step.lstrip("+x"))
+    return family.join(sorted(parts))
+
+
 def split_of(expression: str) -> str:
-    """The split a problem belongs to: `test` for about one expression in eight, else `train`."""
-    digest = hashlib.blake2b(expression.encode(), digest_size=8).digest()
+    """The split a problem belongs to: `test` for about one in eight, else `train`, whatever the order of its terms."""
+    digest = hashlib.blake2b(canonical(expression).encode(), digest_size=8).digest()
     return "test" if int.from_bytes(digest, "big") % 8 == 0 else "train"
 
 

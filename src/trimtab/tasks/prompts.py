@@ -8,14 +8,6 @@ from typing import Any
 
 from trimtab.errors import InputError
 
-SYSTEM_PROMPT_PAPER = (
-    "Solve the problem step by step. Write your working between <reasoning> and </reasoning>, and right after it "
-    "nothing but the final result between <answer> and </answer>, like this:\n"
-    "<reasoning>the steps</reasoning><answer>the result</answer>"
-)
-"""Asks for the format that the "paper" rewards check."""
-
-
 ROLES = ("user", "assistant")
 
 
