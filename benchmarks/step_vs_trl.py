@@ -180,7 +180,8 @@ def trimtab_objective(
         }
     )
     texts: list[Any] = [to_text(ids) for ids in prompts]
-    rows = Prompts(rows=[{"prompt": text} for text in texts], prompts=texts, ids=prompts)
+    numbers = list(range(1, len(texts) + 1))
+    rows = Prompts(rows=[{"prompt": text} for text in texts], prompts=texts, ids=prompts, numbers=numbers)
     policy = as_policy(model, make_tokenizer(vocabulary))
     return GroupRelative(config, policy, rows, None, [RewardPart("reward", reward)], Accelerator(cpu=True))
 
