@@ -239,9 +239,19 @@ class RunConfig(Section):
         return self
 
     @property
+    def method_settings(self) -> dict[str, Any]:
+        """The method's settings, without its name."""
+        return settings_of(self.method)
+
+    @property
     def prompts_per_step(self) -> int:
         """Groups a step."""
         return self.training.batch_size // self.sampling.group_size
+
+
+def settings_of(method: Mapping[str, Any]) -> dict[str, Any]:
+    """A method section's settings, without the name."""
+    return {key: value for key, value in method.items() if key != "name"}
 
 
 def check_method(method: Mapping[str, Any], *, max_length: int) -> None:
@@ -257,7 +267,7 @@ def check_method(method: Mapping[str, Any], *, max_length: int) -> None:
     if name not in METHODS and ":" not in name:
         raise ValueError(unknown_method(name, [*METHODS, SFT]))
     found = find_method(name)
-    settings = {key: value for key, value in method.items() if key != "name"}
+    settings = settings_of(method)
     found.split(settings)
     hints: dict[str, Any] = {}
     for function in (found.weights, found.loss):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trimtab.objectives.groups import effective_mask, group_advantages, outcome_weights, uniform_rows
+from trimtab.objectives.groups import advantages_and_uniform, effective_mask, group_advantages, outcome_weights
 
 NAN, INF = math.nan, math.inf
 
@@ -89,7 +89,7 @@ def test_equal_rewards_give_exactly_zero(
     ids_N = torch.zeros(count, dtype=torch.long)
     found_N = group_advantages(rewards_N, ids_N, baseline=baseline, normalise=normalise)  # type: ignore[arg-type]
     assert found_N.tolist() == [0.0] * count
-    assert uniform_rows(rewards_N, ids_N).all()
+    assert advantages_and_uniform(rewards_N, ids_N)[1].all()
 
 
 def test_the_standard_deviation_never_divides_by_a_small_number() -> None:

@@ -17,12 +17,11 @@ from trimtab.objectives.groups import (
     Normalise,
     TokenWeights,
     advantage_metrics,
+    advantages_and_uniform,
     check_choice,
     effective_mask,
-    group_advantages,
     group_index,
     group_sum,
-    uniform_rows,
 )
 
 FilterMode = Literal["auto", "on", "off"]
@@ -159,8 +158,7 @@ def gtpo_weights(
     if entropies_NT is None and (gamma > 0 or entropy_filter != "off"):
         raise ValueError("GTPO needs entropies_NT unless gamma is 0 and entropy_filter is off")
 
-    advantages_N = group_advantages(rewards_N, group_ids_N, normalise=normalise)
-    uniform_N = uniform_rows(rewards_N, group_ids_N)
+    advantages_N, uniform_N = advantages_and_uniform(rewards_N, group_ids_N, normalise=normalise)
     kept_mask_NT = effective_mask(mask_NT, rewards_N, truncated_N=truncated_N, mask_truncated=mask_truncated)
     if entropies_NT is None:
         entropies_N, keep_N = torch.zeros_like(advantages_N), torch.ones_like(uniform_N)

@@ -53,11 +53,6 @@ def group_sum(values_N: Tensor, index_N: Tensor, groups: int) -> Tensor:
     return torch.zeros(groups, dtype=values_N.dtype, device=values_N.device).index_add_(0, index_N, values_N)
 
 
-def uniform_rows(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
-    """Rows whose group holds one reward only (or fewer than two valid rewards). Boolean, shape (N,)."""
-    return _centre(rewards_N, group_ids_N, "mean")[2]
-
-
 def _centre(rewards_N: Tensor, group_ids_N: Tensor, baseline: Baseline) -> tuple[Tensor, Tensor, Tensor]:
     """Centred rewards, sample std and uniformity of each row's group, all (N,), in float64.
 
@@ -105,6 +100,13 @@ def group_advantages(
     Raises:
         ValueError: shapes differ, or an option is unknown.
     """
+    return advantages_and_uniform(rewards_N, group_ids_N, baseline=baseline, normalise=normalise)[0]
+
+
+def advantages_and_uniform(
+    rewards_N: Tensor, group_ids_N: Tensor, *, baseline: Baseline = "mean", normalise: Normalise = "none"
+) -> tuple[Tensor, Tensor]:
+    """`group_advantages`, and which rows' groups hold one reward only or fewer than two valid ones (boolean, (N,))."""
     check_choice("baseline", baseline, ("mean", "leave_one_out", "none"))
     check_choice("normalise", normalise, ("none", "std"))
     if rewards_N.dim() != 1 or rewards_N.shape != group_ids_N.shape:
@@ -115,7 +117,7 @@ def group_advantages(
     advantages_N, std_N, uniform_N = _centre(rewards_N, group_ids_N, baseline)
     if normalise == "std":
         advantages_N = torch.where(uniform_N, 0.0, advantages_N / std_N.clamp(min=UNIFORM_STD))
-    return advantages_N.to(torch.float64 if rewards_N.dtype == torch.float64 else torch.float32)
+    return advantages_N.to(torch.float64 if rewards_N.dtype == torch.float64 else torch.float32), uniform_N
 
 
 def effective_mask(
@@ -165,9 +167,8 @@ def outcome_weights(
         drop_uniform_groups: take groups of equal rewards out of the denominator too (DAPO's dynamic sampling without
             the resampling, arXiv 2503.14476 section 3.2).
     """
-    advantages_N = group_advantages(rewards_N, group_ids_N, baseline=baseline, normalise=normalise)
+    advantages_N, uniform_N = advantages_and_uniform(rewards_N, group_ids_N, baseline=baseline, normalise=normalise)
     kept_mask_NT = effective_mask(mask_NT, rewards_N, truncated_N=truncated_N, mask_truncated=mask_truncated)
-    uniform_N = uniform_rows(rewards_N, group_ids_N)
     if drop_uniform_groups:
         kept_mask_NT = kept_mask_NT & ~uniform_N[:, None]
     weights_NT = advantages_N[:, None] * kept_mask_NT

@@ -7,7 +7,6 @@ apply.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import math
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-from trimtab.errors import InputError
+from trimtab.errors import InputError, did_you_mean
 from trimtab.tasks._builtin_rewards import (
     Completion,
     accuracy_reward,
@@ -83,7 +82,7 @@ def load_rewards(spec: str | Sequence[Mapping[str, Any]]) -> list[RewardPart]:
     if isinstance(spec, str):
         if spec not in PRESETS:
             raise InputError(
-                f"the reward preset {spec!r} is unknown (there are {_listed(PRESETS)}){_nearest(spec, PRESETS)}"
+                f"the reward preset {spec!r} is unknown (there are {_listed(PRESETS)}){did_you_mean(spec, PRESETS)}"
             )
         return list(PRESETS[spec])
     parts = [_load_part(entry, number) for number, entry in enumerate(spec, start=1)]
@@ -104,7 +103,7 @@ def _load_part(entry: Mapping[str, Any], number: int) -> RewardPart:
         )
     for key in entry:
         if key not in keys:
-            raise InputError(f"reward {number} has the unknown key {key!r}{_nearest(str(key), keys)}")
+            raise InputError(f"reward {number} has the unknown key {key!r}{did_you_mean(str(key), keys)}")
     weight = entry.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         raise InputError(f"reward {number}: the weight must be a finite number, but it is {weight!r}.")
@@ -122,7 +121,7 @@ def _import_function(path: str, shown: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            hint = _nearest(module_name, _sibling_modules(module_name))
+            hint = did_you_mean(module_name, _sibling_modules(module_name))
             raise InputError(f"the reward {shown!r}: there is no module {error.name!r}{hint}") from error
         raise InputError(f"the reward {shown!r}: importing {module_name} failed ({error}).") from error
     except Exception as error:
@@ -131,7 +130,7 @@ def _import_function(path: str, shown: str) -> Callable[..., Any]:
     if not callable(function):
         names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         problem = "has no function" if function is None else "has something that cannot be called under the name"
-        hint = _nearest(function_name, names)
+        hint = did_you_mean(function_name, names)
         raise InputError(f"the reward {shown!r}: the module {module_name} {problem} {function_name!r}{hint}")
     return function  # type: ignore[no-any-return]
 
@@ -145,12 +144,6 @@ def _sibling_modules(module_name: str) -> list[str]:
     except (ImportError, AttributeError):
         return _sibling_modules(parent)
     return [f"{parent}.{module.name}" for module in pkgutil.iter_modules(paths)]
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    """The end of an error's sentence, with the nearest name when there is one."""
-    nearest = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {nearest[0]!r}?" if nearest else "."
 
 
 def _listed(names: Iterable[str]) -> str:

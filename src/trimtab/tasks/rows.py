@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trimtab.errors import InputError
+from trimtab.errors import InputError, did_you_mean
 
 FILE_TYPES = (".jsonl", ".json", ".parquet")
 
@@ -182,7 +181,5 @@ def _rename(
 
 def _missing(column: str, present: Iterable[str]) -> str:
     names = list(present)
-    nearest = difflib.get_close_matches(column, names, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     there = ", ".join(repr(name) for name in names) or "none"
-    return f"the column {column!r} is missing (columns there are: {there}){hint or '.'}"
+    return f"the column {column!r} is missing (columns there are: {there}){did_you_mean(column, names)}"

@@ -56,8 +56,7 @@ class GroupRelative:
         self.config, self.policy, self.train, self.held_out = config, policy, train, held_out
         self.rewards, self.accelerator, self.reference = rewards, accelerator, reference
         self.method = find_method(config.method["name"])
-        settings = {key: value for key, value in config.method.items() if key != "name"}
-        self.weights_settings, self.loss_settings = self.method.split(settings)
+        self.weights_settings, self.loss_settings = self.method.split(config.method_settings)
         self.sampler = LocalSampler(policy.model, end_ids=policy.end_ids, pad_id=policy.pad_id)
         self.scorer = Scorer(policy.model)
         sampling = config.sampling

@@ -183,8 +183,7 @@ def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = 
 
 def make_reference(config: RunConfig, policy: Policy, *, resumed: bool) -> Any:
     """The frozen policy that a KL term is measured against; None when the method's beta is 0 (no copy is made)."""
-    settings = {key: value for key, value in config.method.items() if key != "name"}
-    if not find_method(config.method["name"]).split(settings)[1].get("beta"):
+    if not find_method(config.method["name"]).split(config.method_settings)[1].get("beta"):
         return None
     if config.model.lora is not None:
         return AdapterOff(policy, Scorer(policy.model))
