@@ -163,8 +163,8 @@ def trimtab_objective(
 
     from trimtab.config import RunConfig
     from trimtab.policy.loading import as_policy
+    from trimtab.tasks.problems import Prompts
     from trimtab.tasks.rewards import RewardPart
-    from trimtab.training.data import Prompts
     from trimtab.training.rl import GroupRelative
 
     tokens = (PROMPTS * len(prompts[0]) + PROMPTS * GROUP * completion) // options.micro_batches

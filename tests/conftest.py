@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,15 @@ ROWS = [
 ]
 
 Configure = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless Chromium; `support/browser.py` opens pages in it."""
+    from browser import started_browser
+
+    with started_browser() as chromium:
+        yield chromium
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,11 @@
+from collections import Counter
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.policy.rollouts import Rollouts, pad_left, pad_right
-from trimtab.training.batches import micro_batches
+from trimtab.training.batches import micro_batches, step_rows
 
 
 def rollouts(prompts: list[int], owners: list[int], lengths: list[int]) -> Rollouts:
@@ -51,3 +53,26 @@ def test_no_rows_make_no_batch() -> None:
 def test_rows_of_like_length_meet() -> None:
     batches = micro_batches(rollouts([1, 1, 1, 1], [0, 1, 2, 3], [10, 2, 9, 2]), torch.arange(4), 24)
     assert [sorted(batch.tolist()) for batch in batches] == [[1, 3], [0, 2]]
+
+
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 5), st.integers(1, 4))
+def test_every_pass_over_the_data_takes_each_row_once(count: int, per_step: int, seed: int, epochs: int) -> None:
+    steps = -(-count * epochs // per_step)
+    taken = [row for step in range(1, steps + 1) for row in step_rows(count, per_step, step, seed)]
+    for epoch in range(epochs):
+        assert sorted(taken[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+def test_the_rows_of_a_step_depend_on_the_seed_and_the_step_alone() -> None:
+    forwards = [step_rows(10, 4, step, 3) for step in range(1, 9)]
+    backwards = [step_rows(10, 4, step, 3) for step in range(8, 0, -1)]
+    assert forwards == backwards[::-1]
+    assert forwards != [step_rows(10, 4, step, 4) for step in range(1, 9)]
+
+
+def test_two_passes_over_the_data_have_different_orders() -> None:
+    assert step_rows(30, 30, 1, 0) != step_rows(30, 30, 2, 0)
+
+
+def test_a_step_larger_than_the_data_takes_rows_again() -> None:
+    assert Counter(step_rows(3, 7, 1, 0)).most_common()[0][1] == 3

@@ -17,7 +17,7 @@ from trimtab.policy.sampler import LocalSampler, SamplingParams
 from trimtab.policy.scorer import Scorer
 from trimtab.seeds import derive_seed
 from trimtab.training import rl
-from trimtab.training.data import step_rows
+from trimtab.training.batches import step_rows
 from trimtab.training.run import AdapterOff, check_processes, make_reference
 
 Train = Callable[..., RunFolder]

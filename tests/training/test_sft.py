@@ -8,7 +8,7 @@ from run_folder import RunFolder, distance
 
 from trimtab.errors import InputError
 from trimtab.policy.loading import load_policy, load_tokenizer
-from trimtab.training.data import Prompts
+from trimtab.tasks.problems import Prompts
 from trimtab.training.sft import encode_completions
 
 Train = Callable[..., RunFolder]

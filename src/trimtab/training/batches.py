@@ -1,4 +1,7 @@
-"""Micro-batches: whole groups together while they fit, so that a prompt runs once for all its completions."""
+"""Which rows a training step takes, and which of its completions run together.
+
+Whole groups stay in one micro-batch while they fit, so that a prompt runs once for all its completions.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,22 @@ import torch
 from torch import Tensor
 
 from trimtab.policy.rollouts import Rollouts
+from trimtab.seeds import derive_seed
+
+
+def step_rows(count: int, per_step: int, step: int, seed: int) -> list[int]:
+    """Which rows step 1, 2, ... takes: every pass over the data in an order of its own, computed from the seed."""
+    taken = []
+    for place in range((step - 1) * per_step, step * per_step):
+        epoch, offset = divmod(place, count)
+        taken.append((epoch, offset))
+    orders = {epoch: _order(count, seed, epoch) for epoch in {e for e, _ in taken}}
+    return [orders[epoch][offset] for epoch, offset in taken]
+
+
+def _order(count: int, seed: int, epoch: int) -> list[int]:
+    generator = torch.Generator().manual_seed(derive_seed(seed, "data order", epoch))
+    return torch.randperm(count, generator=generator).tolist()  # type: ignore[no-any-return]
 
 
 def micro_batches(rollouts: Rollouts, rows_M: Tensor, budget: int) -> Iterator[Tensor]:

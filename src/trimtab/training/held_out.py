@@ -9,8 +9,8 @@ from trimtab.evaluation.during import evaluate_policy
 from trimtab.policy.loading import Policy
 from trimtab.policy.sampler import LocalSampler, SamplingParams
 from trimtab.seeds import derive_seed
+from trimtab.tasks.problems import Prompts
 from trimtab.tasks.rewards import RewardPart
-from trimtab.training.data import Prompts
 
 
 def evaluate_held_out(

@@ -28,9 +28,9 @@ from trimtab.policy.rollouts import Rollouts
 from trimtab.policy.sampler import LocalSampler, SamplingParams
 from trimtab.policy.scorer import Scorer
 from trimtab.seeds import derive_seed
+from trimtab.tasks.problems import Prompts
 from trimtab.tasks.rewards import RewardPart, score_completions
-from trimtab.training.batches import micro_batches
-from trimtab.training.data import Prompts, step_rows
+from trimtab.training.batches import micro_batches, step_rows
 from trimtab.training.held_out import evaluate_held_out
 
 logger = logging.getLogger("trimtab")

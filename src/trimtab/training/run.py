@@ -23,9 +23,9 @@ from trimtab.policy.loading import Lora, Policy, load_policy, load_tokenizer, lo
 from trimtab.policy.rollouts import Rollouts
 from trimtab.policy.scorer import Scorer
 from trimtab.seeds import derive_seed
+from trimtab.tasks.problems import Prompts, encode_rows, load_task_rows, prompt_limit
 from trimtab.tasks.rewards import RewardPart, load_rewards, needed_columns
 from trimtab.training.checkpoint import checkpoints, newest_checkpoint
-from trimtab.training.data import Prompts, encode_rows, load_task_rows, prompt_limit
 from trimtab.training.loop import Objective, train
 from trimtab.training.progress import Progress
 from trimtab.training.rl import GroupRelative

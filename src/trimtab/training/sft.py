@@ -15,9 +15,9 @@ from trimtab.policy.loading import Policy
 from trimtab.policy.rollouts import Rollouts, pad_left, pad_right
 from trimtab.policy.sampler import LocalSampler
 from trimtab.policy.scorer import Scorer
+from trimtab.tasks.problems import Prompts
 from trimtab.tasks.rewards import RewardPart
-from trimtab.training.batches import micro_batches
-from trimtab.training.data import Prompts, step_rows
+from trimtab.training.batches import micro_batches, step_rows
 from trimtab.training.held_out import evaluate_held_out
 
 

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from trimtab.config import DataSection, PromptSection
 from trimtab.errors import InputError
 from trimtab.policy.loading import encode_prompt, uses_chat_template
-from trimtab.seeds import derive_seed
 from trimtab.tasks.prompts import messages_to_text, render_prompt
 from trimtab.tasks.rows import load_rows
 
@@ -138,18 +135,3 @@ def prompt_limit(data: DataSection, positions: int | None, completion_tokens: in
             )
         limits.append(positions - completion_tokens)
     return min(limits) if limits else None
-
-
-def step_rows(count: int, per_step: int, step: int, seed: int) -> list[int]:
-    """Which rows step 1, 2, ... takes: every pass over the data in an order of its own, computed from the seed."""
-    taken = []
-    for place in range((step - 1) * per_step, step * per_step):
-        epoch, offset = divmod(place, count)
-        taken.append((epoch, offset))
-    orders = {epoch: _order(count, seed, epoch) for epoch in {e for e, _ in taken}}
-    return [orders[epoch][offset] for epoch, offset in taken]
-
-
-def _order(count: int, seed: int, epoch: int) -> list[int]:
-    generator = torch.Generator().manual_seed(derive_seed(seed, "data order", epoch))
-    return torch.randperm(count, generator=generator).tolist()  # type: ignore[no-any-return]
