@@ -65,7 +65,9 @@ class ArithmeticSection(Section):
 class DataSection(Section):
     """Rows to train or evaluate on."""
 
-    source: str = Field(description="JSONL or Parquet file, name of a data set on the hub, or builtin:arithmetic")
+    source: str = Field(
+        description="JSONL or Parquet file, builtin:arithmetic, gsm8k, math, math500, aime24, aime25, amc23 or a hub id"
+    )
     split: str = Field("train", description="split of the data set")
     columns: dict[str, str] = Field(
         default_factory=dict, description="our name: the file's name, e.g. {prompt: question}"
@@ -170,7 +172,7 @@ class CheckpointSection(Section):
 class LogSection(Section):
     """What is written down."""
 
-    samples: int = Field(4, ge=0, description="completions of each logged step in samples.jsonl")
+    samples: int = Field(4, ge=0, description="completions of each logged step, rounded up to whole groups")
     samples_every: int = Field(10, ge=1, description="steps between them")
     trackers: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = Field(
         default_factory=list, description="experiment trackers, through accelerate"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -14,6 +14,8 @@ from trimtab.config import DataSection, RunConfig, wrong_value
 from trimtab.errors import InputError
 
 _BOOL = "tag:yaml.org,2002:bool"
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
@@ -65,7 +67,16 @@ def read_yaml(text: str, where: str) -> Any:
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """Read a YAML configuration, apply `key.subkey=value` overrides and check it.
+    """Read a training run's YAML configuration, apply `key.subkey=value` overrides and check it.
+
+    Raises:
+        InputError: in one sentence that names the file and the key.
+    """
+    return load_config_as(RunConfig, path, overrides)
+
+
+def load_config_as(kind: type[ConfigT], path: str | Path, overrides: list[str] | None = None) -> ConfigT:
+    """The same for any kind of configuration.
 
     Raises:
         InputError: in one sentence that names the file and the key.
@@ -84,7 +95,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
         raise InputError(f"{path}: a configuration is a mapping of keys to values")
     for override in overrides or []:
         values = apply_override(values, override)
-    return parse_config(values, where=str(path))
+    return parse_config_as(kind, values, where=str(path))
 
 
 def apply_override(values: dict[str, Any], override: str) -> dict[str, Any]:
@@ -110,28 +121,33 @@ def apply_override(values: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def parse_config(values: Mapping[str, Any], *, where: str = "configuration") -> RunConfig:
-    """Check a mapping of keys to values.
+    """Check a training run's mapping of keys to values.
 
     Raises:
         InputError: all that is wrong, in one sentence.
     """
+    return parse_config_as(RunConfig, values, where=where)
+
+
+def parse_config_as(kind: type[ConfigT], values: Mapping[str, Any], *, where: str = "configuration") -> ConfigT:
+    """The same for any kind of configuration."""
     try:
-        return RunConfig.model_validate(dict(values))
+        return kind.model_validate(dict(values))
     except ValidationError as error:
         # A list that fails as a list need not hear that it is no string either.
         errors = [e for e in error.errors() if not (e["loc"][-1:] == ("str",) and isinstance(e["input"], list))]
-        complaints = dict.fromkeys(map(_complaint, errors))
+        complaints = dict.fromkeys(_complaint(error, kind) for error in errors)
         raise InputError(f"{where}: {'; '.join(complaints)}") from None
 
 
-def _complaint(error: Any) -> str:
+def _complaint(error: Any, kind: type[BaseModel]) -> str:
     """One pydantic error as a person would say it."""
     location = [part for part in error["loc"] if part not in ("str", "list[str]", "list[RewardSection]")]
     key = ".".join(map(str, location))
     if error["type"] == "extra_forbidden":
         from trimtab.objectives.registry import nearest
 
-        return f"{key} is not a key{nearest(str(location[-1]), _known_keys(location[:-1]))}"
+        return f"{key} is not a key{nearest(str(location[-1]), _known_keys(location[:-1], kind))}"
     if error["type"] == "missing":
         return f"{key} is missing"
     if error["type"] == "value_error":
@@ -140,9 +156,8 @@ def _complaint(error: Any) -> str:
     return wrong_value(key, error)
 
 
-def _known_keys(location: list[Any]) -> list[str]:
+def _known_keys(location: list[Any], section: type[BaseModel]) -> list[str]:
     """Keys that the section at this place knows."""
-    section: type[BaseModel] = RunConfig
     for part in location:
         if not isinstance(part, int):
             section = section_below(section.model_fields[part].annotation)[0] or section

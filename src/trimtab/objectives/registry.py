@@ -43,6 +43,7 @@ class Method:
         weights: the function of whole groups, without gradient.
         loss: the differentiable function of micro-batches.
         defaults: settings that differ from the functions' own defaults.
+        title: as people write the name, in tables; empty: the name.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Method:
     weights: Callable[..., TokenWeights] = outcome_weights
     loss: Callable[..., tuple[Tensor, dict[str, Tensor]]] = surrogate_loss
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
 
     def settings(self) -> dict[str, inspect.Parameter]:
         """The method's settings: keyword-only parameters of both functions, with this method's defaults filled in."""
@@ -95,38 +97,46 @@ METHODS: dict[str, Method] = {
             "2508.03772",
             "conflict masks, entropy filter and penalty; no std, clip, KL or reference model",
             weights=gtpo_weights,
+            title="GTPO",
         ),
         Method(
             "grpo",
             "2402.03300",
             "advantages over the group's std, clipped ratio, optional KL to a frozen reference",
             defaults={"normalise": "std", **_CLIPPED},
+            title="GRPO",
         ),
         Method(
             "dr_grpo",
             "2503.20783",
             "no division by std, constant denominator: no bias by length or difficulty",
             defaults={"normaliser": "constant", **_CLIPPED},
+            title="Dr. GRPO",
         ),
         Method(
             "dapo",
             "2503.14476",
             "asymmetric clip, mean over all tokens; drop_uniform_groups and mask_truncated as options",
             defaults={"normalise": "std", "normaliser": "tokens", "clip_low": 0.2, "clip_high": 0.28},
+            title="DAPO",
         ),
         Method(
             "gspo",
             "2507.18071",
             "one length-normalised ratio a sequence, with a narrow clip",
             defaults={"normalise": "std", "level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+            title="GSPO",
         ),
         Method(
             "rloo",
             "2402.14740",
             "leave-one-out baseline, no clip",
             defaults={"baseline": "leave_one_out", "normaliser": "tokens"},
+            title="RLOO",
         ),
-        Method("reinforce", "Williams 1992", "mean baseline, no clip", defaults={"normaliser": "tokens"}),
+        Method(
+            "reinforce", "Williams 1992", "mean baseline, no clip", defaults={"normaliser": "tokens"}, title="REINFORCE"
+        ),
     )
 }
 

@@ -7,11 +7,13 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from trimtab.config import DataSection, PromptSection
 from trimtab.errors import InputError
 from trimtab.policy.loading import encode_prompt, uses_chat_template
+from trimtab.tasks.named import NAMED_DATA
 from trimtab.tasks.prompts import messages_to_text, render_prompt
 from trimtab.tasks.rows import load_rows
 
@@ -75,8 +77,12 @@ def load_task_rows(data: DataSection, prompt: PromptSection, *, required: Sequen
             max_operand=task.max_operand,
             max_result=task.max_result,
         )
-    columns = [*dict.fromkeys([*fields, *required])]
-    return load_rows(data.source, split=data.split, columns=data.columns, required=columns, limit=data.limit)
+    source, split, columns = data.source, data.split, data.columns
+    named = NAMED_DATA.get(source)
+    if named is not None and not Path(source).exists():
+        source, split, columns = named.source, named.split or split, {**named.columns, **columns}
+    needed = [*dict.fromkeys([*fields, *required])]
+    return load_rows(source, split=split, columns=columns, required=needed, limit=data.limit)
 
 
 def encode_rows(

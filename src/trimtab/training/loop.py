@@ -24,12 +24,13 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from trimtab.config import OptimizerSection, RunConfig
+from trimtab.environment import peak_memory_mib
 from trimtab.errors import Interrupted
 from trimtab.policy.loading import Policy, no_bars
+from trimtab.progress import Progress
 from trimtab.seeds import derive_seed
 from trimtab.training.checkpoint import cut_log, load_optimizer, save_checkpoint, trainable
-from trimtab.training.progress import Progress
-from trimtab.training.record import peak_memory_mib, write_environment, write_model_card
+from trimtab.training.record import write_environment, write_model_card
 
 logger = logging.getLogger("trimtab")
 

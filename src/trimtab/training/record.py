@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import resource
-import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from trimtab.config import RunConfig
-from trimtab.training.checkpoint import replace_file
-
-PACKAGES = ("trimtab", "torch", "transformers", "accelerate", "peft", "datasets", "tokenizers", "numpy", "math-verify")
-
-
-def peak_memory_mib() -> float:
-    """Largest memory of this process so far: of the GPU when there is one, else resident, in MiB."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+from trimtab.environment import commit, describe_environment
+from trimtab.files import replace_file
 
 
 def write_environment(run: Path, config: RunConfig, *, resumed_at: int | None) -> None:
@@ -38,39 +23,8 @@ def write_environment(run: Path, config: RunConfig, *, resumed_at: int | None) -
     if resumed_at is not None and path.exists():
         starts = json.loads(path.read_text(encoding="utf-8"))["starts"]
     starts.append({"command": sys.argv, "resumed_at_step": resumed_at, "commit": commit()})
-    environment = {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "machine": {
-            "system": platform.platform(),
-            "processor": platform.machine(),
-            "cores": os.cpu_count(),
-            "torch_threads": torch.get_num_threads(),
-            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        },
-        "seed": config.seed,
-        "starts": starts,
-    }
+    environment = {**describe_environment(), "seed": config.seed, "starts": starts}
     replace_file(path, json.dumps(environment, indent=1).encode())
-
-
-def commit() -> str | None:
-    """The commit of the source tree that runs, when this file is tracked in a git checkout."""
-    here = Path(__file__)
-    try:
-        for question in (["ls-files", "--error-unmatch", here.name], ["rev-parse", "--verify", "HEAD"]):
-            answer = subprocess.run(
-                ["git", "-C", str(here.parent), *question], capture_output=True, text=True, timeout=5, check=True
-            )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def write_model_card(folder: Path, run: Path, config: RunConfig, metrics: dict[str, float]) -> None:

@@ -32,6 +32,7 @@ from trimtab.tasks.problems import Prompts
 from trimtab.tasks.rewards import RewardPart, score_completions
 from trimtab.training.batches import micro_batches, step_rows
 from trimtab.training.held_out import evaluate_held_out
+from trimtab.training.samples import group_samples
 
 logger = logging.getLogger("trimtab")
 
@@ -71,6 +72,7 @@ class GroupRelative:
         self.warned = False
         self._metrics: dict[str, float] = {}
         self._last: tuple[Rollouts, list[str], list[int]] | None = None
+        self._weights: TokenWeights | None = None
 
     # What the loop asks for
 
@@ -98,23 +100,18 @@ class GroupRelative:
         return self._metrics
 
     def samples(self, step: int) -> list[dict[str, Any]]:
-        """A few completions of the step just done, with what they earned."""
-        assert self._last is not None
+        """Whole groups of the step just done, with the weight of every token."""
+        assert self._last is not None and self._weights is not None
         rollouts, texts, owners = self._last
-        assert rollouts.rewards_N is not None and rollouts.entropies_NT is not None
-        entropies = row_mean(rollouts.entropies_NT, rollouts.mask_NT).tolist()
-        return [
-            {
-                "step": step,
-                "prompt": self.train.prompts[owners[row]],
-                "completion": texts[row],
-                "reward": _or_none(float(rollouts.rewards_N[row])),
-                "rewards": {name: _or_none(float(part[row])) for name, part in rollouts.reward_parts.items()},
-                "entropy": entropies[row],
-                "truncated": bool(rollouts.truncated_N[row]),
-            }
-            for row in range(min(self.config.log.samples, len(texts)))
-        ]
+        return group_samples(
+            step,
+            rollouts,
+            self._weights,
+            prompts=[self.train.prompts[i] for i in owners],
+            texts=texts,
+            tokenizer=self.policy.tokenizer,
+            count=self.config.log.samples,
+        )
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Sample on the held-out rows; on every process alike."""
@@ -198,6 +195,7 @@ class GroupRelative:
             **{key: value for key, value in supplied.items() if self._takes(key)},
             **self.weights_settings,
         )
+        self._weights = weights
         self._metrics |= {key: self._average(value) for key, value in weights.metrics.items()}
         penalty, advantage = self._metrics.get("gtpo/penalty_abs", 0.0), self._metrics.get("advantage_abs", 0.0)
         if not self.warned and advantage > 0:
@@ -325,7 +323,3 @@ class GroupRelative:
 
     def _average(self, value: Tensor) -> float:
         return float(self._sum(value)) / self.accelerator.num_processes
-
-
-def _or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None

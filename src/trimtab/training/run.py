@@ -22,12 +22,12 @@ from trimtab.objectives import find_method
 from trimtab.policy.loading import Lora, Policy, load_policy, load_tokenizer, longest_sequence, resolve_model
 from trimtab.policy.rollouts import Rollouts
 from trimtab.policy.scorer import Scorer
+from trimtab.progress import Progress
 from trimtab.seeds import derive_seed
 from trimtab.tasks.problems import Prompts, encode_rows, load_task_rows, prompt_limit
 from trimtab.tasks.rewards import RewardPart, load_rewards, needed_columns
 from trimtab.training.checkpoint import checkpoints, newest_checkpoint
 from trimtab.training.loop import Objective, train
-from trimtab.training.progress import Progress
 from trimtab.training.rl import GroupRelative
 from trimtab.training.sft import SupervisedFineTuning, encode_completions
 

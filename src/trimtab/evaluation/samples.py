@@ -1,0 +1,107 @@
+"""The samples of an evaluation on disk: a file for each subject and data set, a line a completion, whole problems."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trimtab.errors import InputError
+from trimtab.files import append_lines, read_lines, replace_file
+from trimtab.policy.completions import Completion
+from trimtab.tasks.rewards import has_full_format
+from trimtab.tasks.verify import extract_answer, verify
+
+Line = dict[str, Any]
+
+
+def file_name(label: str) -> str:
+    """A label as a name of files and folders."""
+    return re.sub(r"[^\w.-]+", "-", label).strip("-.") or "unnamed"
+
+
+def fingerprint(prompts: Sequence[Any], golds: Sequence[Any]) -> str:
+    """What tells one set of problems from another."""
+    text = json.dumps([list(prompts), [str(gold) for gold in golds]], ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def check_about(folder: Path, about: dict[str, Any]) -> None:
+    """Write down what decides a subject's samples; refuse to add to samples that were drawn otherwise.
+
+    Raises:
+        InputError: names what differs.
+    """
+    path = folder / "about.json"
+    now = json.loads(json.dumps(about))
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        # Another data set may join; one that is there already must be the same.
+        before, known = {**before, "data": {}}, before.get("data", {})
+        for title, mark in now["data"].items():
+            if known.get(title, mark) != mark:
+                raise InputError(f"{folder} holds samples of other problems called {title!r}; name another output")
+        for key, value in now.items():
+            if key != "data" and before.get(key) != value:
+                raise InputError(
+                    f"{folder} holds samples of another {key} ({before.get(key)!r}, now {value!r}); name another "
+                    "output, or give the model another label"
+                )
+        now["data"] = {**known, **now["data"]}
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(now, indent=1).encode())
+
+
+def finished_problems(path: Path, samples: int) -> dict[int, list[Line]]:
+    """Problems with all their samples, by number; anything less is removed from the file.
+
+    Raises:
+        InputError: the file is damaged elsewhere than at its end.
+    """
+    if not path.exists():
+        return {}
+    problems: dict[int, list[Line]] = defaultdict(list)
+    try:
+        count = 0
+        for line in read_lines(path):
+            problems[line["problem"]].append(line)
+            count += 1
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{path}: {error}; remove the file to sample again") from error
+    whole = {n: sorted(lines, key=lambda line: line["sample"]) for n, lines in problems.items() if len(lines) == samples}
+    text = path.read_bytes()
+    if len(whole) < len(problems) or not text.endswith(b"\n"):
+        kept = "".join(json.dumps(line, ensure_ascii=False) + "\n" for lines in whole.values() for line in lines)
+        replace_file(path, kept.encode("utf-8", "surrogatepass"))
+    return whole
+
+
+def judge(number: int, row: dict[str, Any], completions: Sequence[Completion]) -> list[Line]:
+    """A problem's lines: what was said, the answer in it, and whether it is right (None: the gold cannot be parsed)."""
+    return [
+        {
+            "problem": number,
+            "id": row.get("id"),
+            "sample": place,
+            "completion": completion.text,
+            "token_ids": completion.token_ids,
+            "logps": None if completion.logps is None else [round(value, 5) for value in completion.logps],
+            "entropy": completion.entropy,
+            "tokens": completion.tokens,
+            "truncated": completion.truncated,
+            "answer": extract_answer(completion.text),
+            "verdict": verify(gold=row["answer"], prediction=completion.text),
+            "format": has_full_format(completion.text),
+        }
+        for place, completion in enumerate(completions)
+    ]
+
+
+def save(path: Path, lines: Sequence[Line]) -> None:
+    """Add whole problems to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    append_lines(path, lines)

@@ -1,0 +1,60 @@
+"""Files that are whole or absent, and JSON lines that survive a torn end."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def sync(path: Path) -> None:
+    """Force a file's or a folder's content to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a whole file or leave the old one.
+
+    Raises:
+        OSError: the file cannot be written; nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        sync(temporary)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def append_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Add JSON lines to a file in one write."""
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON lines of a file that may still be written: a last line without its end is left out.
+
+    Raises:
+        ValueError: a whole line is no JSON object; the message has its number.
+    """
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            if not raw.endswith(b"\n"):
+                return
+            try:
+                line = json.loads(raw)
+            except ValueError as error:
+                raise ValueError(f"line {number} is not valid JSON ({error})") from None
+            if not isinstance(line, dict):
+                raise ValueError(f"line {number} is not a JSON object")
+            yield line
