@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trimtab.config import RunConfig
 from trimtab.config_file import load_config
+from trimtab.objectives import gtpo_weights
 from trimtab.policy.loading import Policy, load_policy
 from trimtab.policy.sampler import LocalSampler, SamplingParams
 from trimtab.policy.scorer import Scorer
@@ -81,15 +82,42 @@ def test_the_metrics_of_a_rollout_are_what_its_samples_say(train: Train) -> None
         assert line["completions/clipped_ratio"] == sum(s["truncated"] for s in samples) / 8
 
 
-def test_samples_say_what_was_asked_answered_and_earned(train: Train) -> None:
+def test_samples_are_whole_groups_that_say_what_was_asked_answered_and_earned(train: Train) -> None:
     run = train({"training.steps": 5, "log": {"samples": 3, "samples_every": 2}})
     samples = run.lines("samples.jsonl")
-    assert [s["step"] for s in samples] == [2, 2, 2, 4, 4, 4, 5, 5, 5]
+    assert [s["step"] for s in samples] == [2] * 4 + [4] * 4 + [5] * 4
     prompts = {"1 + 2 =", "30 + 4 =", "5 + 6 =", "70 + 80 =", "9 + 9 ="}
     for sample in samples:
         assert sample["prompt"] in prompts
         assert isinstance(sample["completion"], str)
         assert sample["reward"] == sample["rewards"]["low"]
+    for start in (0, 4, 8):
+        group = samples[start : start + 4]
+        assert len({(sample["prompt"], sample["group"]) for sample in group}) == 1
+        mean = sum(sample["reward"] for sample in group) / 4
+        assert [sample["advantage"] for sample in group] == pytest.approx([s["reward"] - mean for s in group], abs=1e-4)
+
+
+def test_the_weights_of_samples_are_those_that_the_method_gives_to_their_tokens(train: Train) -> None:
+    run = train({"method": {"name": "gtpo", "gamma": 0.5}, "training.steps": 2, "log": {"samples": 4}})
+    samples = run.lines("samples.jsonl")
+    width = max(len(sample["token_ids"]) for sample in samples)
+
+    def padded(name: str) -> Tensor:
+        return torch.tensor([sample[name] + [0] * (width - len(sample[name])) for sample in samples])
+
+    mask_NT = torch.tensor([[column < len(sample["token_ids"]) for column in range(width)] for sample in samples])
+    expected = gtpo_weights(
+        padded("token_ids"),
+        mask_NT,
+        torch.tensor([sample["reward"] for sample in samples]),
+        torch.zeros(4, dtype=torch.long),
+        padded("entropies"),
+        gamma=0.5,
+        entropy_filter="off",  # a random model is not confident
+    )
+    torch.testing.assert_close(padded("weights"), expected.weights_NT, atol=1e-4, rtol=1e-4)
+    assert [sample["kept"] for sample in samples] == [True] * 4
 
 
 def plain_step(tiny_model: Path, run: RunFolder) -> tuple[Policy, Callable[[], list[tuple[Tensor, Tensor]]]]:
