@@ -23,10 +23,12 @@ from pydantic.fields import FieldInfo
 
 from trimtab.config import RunConfig
 from trimtab.config_file import describe_keys, describe_methods, section_below
+from trimtab.evaluation.config import EvaluateConfig
 from trimtab.objectives import METHODS, Method
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BLOCK = re.compile(r"(<!-- generated: ([\w.-]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+CONFIGURATIONS: dict[str, type[BaseModel]] = {"keys": RunConfig, "keys-of-evaluate": EvaluateConfig}
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 MEANINGS = {
@@ -50,6 +52,15 @@ MEANINGS = {
     "filtered_rows_define_conflicts": "whether rows that the filter drops still take part in finding conflicts",
     "keep_uniform_groups": "keep groups of equal rewards, which then receive the entropy penalty alone",
     "compat": "`authors`: the traits of the authors' code; see the table of differences",
+    "gvpo.beta": "weight of the KL to the reference, reward units per nat, above 0",
+    "distill.beta": "weight of the log-probabilities against the reward, reward units per nat, above 0",
+    "reference": "the policy that sampled, the one training began with, or a moving average of the weights",
+    "ema_decay": "what the moving average keeps each step; 0 is the policy that samples, towards 1 it stands still",
+    "scale_by_beta": "divide the loss by beta, so that the first update after a rollout does not depend on it",
+    "lambdas": "exponent of each teacher in the target; the reference has 1 minus their sum",
+    "eta": "weight of the reward; 0: distillation alone",
+    "length_power": "factor length^−length_power on the residual; only with one teacher, lambda 1 and eta 0",
+    "form": "compare whole completions within their group, or weigh every token by its own log-ratio",
 }
 
 
@@ -116,11 +127,11 @@ def values_text(info: FieldInfo) -> str:
     return f"{type_text(info.annotation)} {bounds_text(info.metadata)}".strip()
 
 
-def keys_table() -> str:
-    """Every key, from `describe_keys`."""
+def keys_table(section: type[BaseModel]) -> str:
+    """Every key of a configuration, from `describe_keys`."""
     rows = []
-    for key, default, meaning in describe_keys():
-        info = find_field(RunConfig, key)
+    for key, default, meaning in describe_keys(section):
+        info = find_field(section, key)
         plain = default.lower() if default in ("True", "False") else default
         shown = plain if plain in ("", "required") else f"`{plain}`"
         rows.append((f"`{key}`", values_text(info), shown, meaning))
@@ -137,6 +148,12 @@ def methods_table() -> str:
     return table(("method", "source (arXiv)", "in one line", "settings and defaults"), rows)
 
 
+def meaning(method: Method, setting: str) -> str:
+    """What a setting means, in this method where it has a meaning of its own there."""
+    own = f"{method.name}.{setting}"
+    return MEANINGS[own if own in MEANINGS else setting]
+
+
 def settings_table(method: Method) -> str:
     """A method's settings with types, defaults and meanings.
 
@@ -147,7 +164,7 @@ def settings_table(method: Method) -> str:
     for function in (method.weights, method.loss):
         hints |= inspect.get_annotations(function, eval_str=True)
     rows = [
-        (f"`{name}`", type_text(hints.get(name, Any)), default_text(parameter.default) or "none", MEANINGS[name])
+        (f"`{name}`", type_text(hints.get(name, Any)), default_text(parameter.default) or "none", meaning(method, name))
         for name, parameter in method.settings().items()
     ]
     return table(("setting", "values", "default", "meaning, unit"), rows)
@@ -159,8 +176,8 @@ def generated(name: str) -> str:
     Raises:
         ValueError: no such block.
     """
-    if name == "keys":
-        return keys_table()
+    if name in CONFIGURATIONS:
+        return keys_table(CONFIGURATIONS[name])
     if name == "methods":
         return methods_table()
     kind, _, method = name.partition(".")
@@ -179,7 +196,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write the generated tables of the documentation.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is out of date")
     check = parser.parse_args().check
-    pages = [DOCS / "configuration.md", *(DOCS / "methods" / f"{name}.md" for name in METHODS)]
+    pages = [DOCS / "configuration.md", DOCS / "evaluation.md", *(DOCS / "methods" / f"{name}.md" for name in METHODS)]
     stale = []
     for page in pages:
         text = page.read_text(encoding="utf-8") if page.is_file() else ""

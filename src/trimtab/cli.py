@@ -27,7 +27,7 @@ FAILED, INTERRUPTED = 1, 130
 
 
 class KeysCommand(typer.core.TyperCommand):
-    """A command whose help ends with every key of the configuration."""
+    """A command whose help ends with every key of its configuration."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The usual help, then the keys."""
@@ -39,13 +39,24 @@ class KeysCommand(typer.core.TyperCommand):
         super().format_help(ctx, formatter)
         console = Console()
         keys = Table("key", "default", "meaning", title="Keys of the configuration", title_justify="left")
-        for key, default, meaning in describe_keys():
+        for key, default, meaning in describe_keys(self._section()):
             keys.add_row(key, default, meaning)
         console.print(keys)
+        if self.name != "train":
+            return
         methods = Table("method", "arXiv", "settings and defaults", title="Methods", title_justify="left")
         for row in describe_methods():
             methods.add_row(*row)
         console.print(methods)
+
+    def _section(self) -> Any:
+        if self.name == "evaluate":
+            from trimtab.evaluation.config import EvaluateConfig
+
+            return EvaluateConfig
+        from trimtab.config import RunConfig
+
+        return RunConfig
 
 
 def _version(value: bool) -> None:
@@ -86,6 +97,59 @@ def train(
     print(f"done: {run_config.output}")
 
 
+@app.command(cls=KeysCommand)
+def evaluate(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="What is evaluated, on what.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[key=value ...]", help="Keys to set, e.g. samples=64 or 'models=[{run: runs/gtpo}]'."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the configuration, its runs and its data and leave.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Sample from models, runs and endpoints and count: pass@k, maj@k, intervals. The same command continues."""
+    from trimtab.config_file import load_config_as
+    from trimtab.evaluation.config import EvaluateConfig
+
+    evaluate_config = load_config_as(EvaluateConfig, config, overrides)
+    from trimtab.evaluation.run import check_evaluation, run_evaluation
+    from trimtab.evaluation.show import print_results
+
+    if check:
+        print(f"{config}: {check_evaluation(evaluate_config)}")
+        return
+    print_results(run_evaluation(evaluate_config, quiet=quiet))
+    print(f"done: {evaluate_config.output}")
+
+
+@app.command()
+def table(
+    evaluations: Annotated[
+        list[Path],
+        typer.Argument(metavar="EVALUATION ...", help="Folders of evaluations, or CSV files of scores."),
+    ],
+    paper: Annotated[bool, typer.Option("--paper", help="Rows of the GTPO paper's Table 1 beside yours.")] = False,
+    metric: Annotated[
+        str, typer.Option(help="Of pass, first, maj, maj_first, mean, format, truncated, entropy, tokens.")
+    ] = "pass,maj",
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="markdown, csv, csv-wide, latex or html; default: by the file's ending, else markdown."
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File; default: the terminal.")] = None,
+) -> None:
+    """Lay evaluations out as the paper's Table 1: model x training set x method, data set x metric@k."""
+    from trimtab.evaluation.scores import collect_scores
+    from trimtab.evaluation.table_formats import write_table
+
+    metrics = [name.strip() for name in metric.split(",") if name.strip()]
+    write_table(collect_scores(evaluations, paper=paper), metrics, form, output)
+
+
 @app.command()
 def demo(
     output: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("runs/demo"),
@@ -97,6 +161,39 @@ def demo(
     from trimtab.demo import run_demo
 
     run_demo(output, seeds=seeds, steps=steps, workers=workers)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of training runs and of evaluations.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+) -> None:
+    """Show runs and evaluations side by side on one HTML page that opens from disk."""
+    from trimtab.report.build import write_report
+
+    write_report(runs, output)
+    print(f"written: {output}")
+
+
+@app.command()
+def inspect(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a JSONL file of rollouts.")],
+    step: Annotated[int | None, typer.Option(help="Step to show first; default: the newest logged one.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page; default: inspector.html in the run's folder.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method whose weights are computed; default: the run's own, else gtpo.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Name or folder of a tokenizer, for rollouts without token ids.")
+    ] = None,
+) -> None:
+    """Show sampled groups side by side, every token coloured by the weight that the method gives it."""
+    from trimtab.report.inspector import inspect_rollouts
+
+    page = inspect_rollouts(run, output=output, step=step, method=method, tokenizer=tokenizer)
+    print(f"written: {page}")
 
 
 def main() -> None:

@@ -6,10 +6,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trimtab.config import DataSection, ModelSection, PromptSection, Section
+from trimtab.config import DataSection, LoadedModelSection, PromptSection, Section
 from trimtab.tasks.named import NAMED_DATA
 
 Count = Annotated[int, Field(ge=1)]
+
+
+def short_name(source: str) -> str:
+    """A file's, a model's or a data set's name without folder, owner and ending."""
+    return (
+        source.removeprefix("builtin:").rstrip("/").rsplit("/", 1)[-1].removesuffix(".jsonl").removesuffix(".parquet")
+    )
 
 
 class EndpointSection(Section):
@@ -27,7 +34,7 @@ class EndpointSection(Section):
 class SubjectSection(Section):
     """What is evaluated: exactly one of model, run and endpoint."""
 
-    model: ModelSection | None = Field(None, description="a model: its name, or a section like a training run's")
+    model: LoadedModelSection | None = Field(None, description="a model: its name, or a section")
     run: str | None = Field(None, description="folder of a training run; runs/gtpo-seed* stands for several")
     checkpoint: int | Literal["final", "best", "all"] = Field(
         "final", description="of the run: a step, final, best (by accuracy on its held-out rows) or all that are kept"
@@ -64,7 +71,9 @@ class EvaluationData(DataSection):
     def title(self) -> str:
         """Name in tables."""
         named = NAMED_DATA.get(self.source)
-        return self.label or (named.title if named else self.source.rsplit("/", 1)[-1].split(".")[0])
+        return self.label or (
+            named.title if named else self.source.removeprefix("builtin:").rsplit("/", 1)[-1].split(".")[0]
+        )
 
 
 class DecodingSection(Section):

@@ -10,7 +10,7 @@ from trimtab.evaluation.metrics import mean_pass_at_k
 from trimtab.objectives import row_mean
 from trimtab.policy.sampler import LocalSampler, SamplingParams
 from trimtab.tasks.rewards import RewardPart, has_full_format, score_completions
-from trimtab.tasks.verify import verify
+from trimtab.tasks.verify import verify_all
 
 
 def evaluate_policy(
@@ -62,11 +62,9 @@ def evaluate_policy(
         for name, values in table.parts.items():
             columns.setdefault(f"rewards/{name}/mean", []).extend(values)
         if "answer" in names:
-            for place, i in enumerate(chunk):
-                judged = [
-                    verify(gold=rows[i].get("answer"), prediction=text)
-                    for text in texts[place * samples : (place + 1) * samples]
-                ]
+            verdicts_N = verify_all(golds=[rows[i].get("answer") for i in owners], predictions=texts)
+            for place in range(len(chunk)):
+                judged = verdicts_N[place * samples : (place + 1) * samples]
                 if None in judged:
                     unparsable += 1
                 else:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.errors import InputError
-from trimtab.files import append_lines, read_lines, replace_file
+from trimtab.files import read_lines, replace_file
 from trimtab.policy.completions import Completion
 from trimtab.tasks.rewards import has_full_format
 from trimtab.tasks.verify import extract_answer, verify
@@ -66,18 +66,20 @@ def finished_problems(path: Path, samples: int) -> dict[int, list[Line]]:
         return {}
     problems: dict[int, list[Line]] = defaultdict(list)
     try:
-        count = 0
         for line in read_lines(path):
             problems[line["problem"]].append(line)
-            count += 1
     except (KeyError, ValueError) as error:
         raise InputError(f"{path}: {error}; remove the file to sample again") from error
-    whole = {n: sorted(lines, key=lambda line: line["sample"]) for n, lines in problems.items() if len(lines) == samples}
+    whole = {n: sorted(lines, key=_place) for n, lines in problems.items() if len(lines) == samples}
     text = path.read_bytes()
     if len(whole) < len(problems) or not text.endswith(b"\n"):
         kept = "".join(json.dumps(line, ensure_ascii=False) + "\n" for lines in whole.values() for line in lines)
         replace_file(path, kept.encode("utf-8", "surrogatepass"))
     return whole
+
+
+def _place(line: Line) -> int:
+    return int(line["sample"])
 
 
 def judge(number: int, row: dict[str, Any], completions: Sequence[Completion]) -> list[Line]:
@@ -99,9 +101,3 @@ def judge(number: int, row: dict[str, Any], completions: Sequence[Completion]) -
         }
         for place, completion in enumerate(completions)
     ]
-
-
-def save(path: Path, lines: Sequence[Line]) -> None:
-    """Add whole problems to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    append_lines(path, lines)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.config import ModelSection, PromptSection, RunConfig
+from trimtab.config import LoadedModelSection, PromptSection, RunConfig
 from trimtab.config_file import load_config
 from trimtab.errors import InputError
-from trimtab.evaluation.config import EndpointSection, EvaluateConfig, SubjectSection
+from trimtab.evaluation.config import EndpointSection, EvaluateConfig, SubjectSection, short_name
 from trimtab.files import read_lines
 from trimtab.objectives import METHODS
 from trimtab.tasks.named import NAMED_DATA
@@ -43,7 +43,7 @@ class Subject:
     method: str
     seed: int | None
     checkpoint: str
-    model: ModelSection | None
+    model: LoadedModelSection | None
     endpoint: EndpointSection | None
     prompt: PromptSection | None
 
@@ -53,11 +53,11 @@ class Subject:
         return {**names, "seed": self.seed, "checkpoint": self.checkpoint}
 
     def identity(self) -> dict[str, Any]:
-        """What decides its samples."""
+        """What decides its samples. A server may come back at another address."""
         return {
             "checkpoint": self.checkpoint,
             "model": self.model.model_dump() if self.model else None,
-            "endpoint": self.endpoint.model_dump(include={"url", "model", "api"}) if self.endpoint else None,
+            "endpoint": self.endpoint.model_dump(include={"model", "api"}) if self.endpoint else None,
         }
 
 
@@ -89,7 +89,7 @@ def _from_name(section: SubjectSection) -> Subject:
     else:
         assert section.model is not None
         base = section.model.name
-    short = base.rstrip("/").rsplit("/", 1)[-1].removeprefix("builtin:")
+    short = short_name(base)
     return Subject(
         label=section.label or short,
         base=short,
@@ -118,10 +118,10 @@ def _from_runs(section: SubjectSection, where: str) -> Iterator[Subject]:
             subject = replace(subject, label=f"{section.label} {run.name}")
         chosen = list(_choose_checkpoints(section.checkpoint, run, where))
         for path, words in chosen:
-            assert subject.model is not None
             label = f"{subject.label} {path.name}" if len(chosen) > 1 else subject.label
+            assert subject.model is not None
             # Adapters name their base model themselves, and a checkpoint is a plain folder whatever it began as.
-            model = subject.model.model_copy(update={"name": str(path), "lora": None, "gguf_file": None, "revision": None})
+            model = subject.model.model_copy(update={"name": str(path)})
             yield replace(subject, label=label, checkpoint=words, model=model)
 
 
@@ -129,15 +129,16 @@ def _describe_run(section: SubjectSection, run: Path, config: RunConfig) -> Subj
     name = config.method["name"]
     known = METHODS.get(name)
     named = NAMED_DATA.get(config.data.source)
-    source = config.data.source.removeprefix("builtin:").rsplit("/", 1)[-1].split(".")[0]
     return Subject(
         label=section.label or run.resolve().name,
-        base=config.model.name.rstrip("/").rsplit("/", 1)[-1].removeprefix("builtin:"),
-        training=section.training or (named.title if named else source),
+        base=short_name(config.model.name),
+        training=section.training or (named.title if named else short_name(config.data.source)),
         method=section.method or (known.title if known and known.title else name.upper()),
         seed=config.seed,
         checkpoint="",
-        model=config.model,
+        model=LoadedModelSection(
+            name=config.model.name, dtype=config.model.dtype, trust_remote_code=config.model.trust_remote_code
+        ),
         endpoint=None,
         prompt=config.prompt,
     )
