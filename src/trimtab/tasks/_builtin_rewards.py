@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trimtab.tasks.verify import verify
+from trimtab.tasks.verify import verify_all
 
 Completion = str | Sequence[Mapping[str, Any]]
 """A completion as text, or chat-shaped: a list of messages, usually one of the assistant's."""
@@ -78,12 +78,9 @@ def accuracy_reward(completions: Sequence[Completion], answer: Sequence[Any], **
 
     None when the gold in the column `answer` cannot be parsed, whatever the completion looks like.
     """
-    verdicts = []
-    for completion, gold in zip(completions, answer, strict=True):
-        text = completion_text(completion)
-        verdict = verify(gold=gold, prediction=text if has_full_format(text) else "")
-        verdicts.append(None if verdict is None else FULL_REWARD * verdict)
-    return verdicts
+    texts = [completion_text(completion) for completion in completions]
+    verdicts = verify_all(golds=answer, predictions=[text if has_full_format(text) else "" for text in texts])
+    return [None if verdict is None else FULL_REWARD * verdict for verdict in verdicts]
 
 
 def binary_format_reward(completions: Sequence[Completion], **_: Any) -> list[float | None]:
@@ -94,5 +91,5 @@ def binary_format_reward(completions: Sequence[Completion], **_: Any) -> list[fl
 def binary_accuracy_reward(completions: Sequence[Completion], answer: Sequence[Any], **_: Any) -> list[float | None]:
     """1 when the extracted answer (`trimtab.tasks.verify.extract_answer`) is right, else 0; None when the gold cannot
     be parsed."""
-    verdicts = [verify(gold=gold, prediction=completion_text(c)) for c, gold in zip(completions, answer, strict=True)]
+    verdicts = verify_all(golds=answer, predictions=[completion_text(completion) for completion in completions])
     return [None if verdict is None else float(verdict) for verdict in verdicts]
