@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,9 @@ def test_the_demo_runs_from_the_embedded_model_to_a_page_and_does_not_repeat_fin
     assert "GTPO" in printed and "index.html" in printed
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "Held-out accuracy" in page and "GRPO, aggressive" in page
+    # It is a report of the runs, with the demo's own table in front.
+    assert re.findall(r'role="tab" id="tab-(\w+)"', page) == ["overview", "curves", "groups", "cost"]
+    assert page.index("What came out") < page.index("Pushed down, plain advantages")
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
     assert len(written) == 4
     first = json.loads((tmp_path / "gtpo-healthy-seed0" / "metrics.jsonl").read_text().splitlines()[0])

@@ -111,7 +111,7 @@ def run_demo(output: Path, *, seeds: int, steps: int | None, workers: int) -> No
     timings = {arm: read_lines(output / arm.name / "timings.jsonl") for arm in arms}
     rows = table_rows(lines, timings)
     print_table(rows)
-    write_demo_page(output / "index.html", rows, lines, steps=steps, seeds=seeds)
+    write_demo_page(output, rows, arms, steps=steps, seeds=seeds)
     print(f"page: {output / 'index.html'}   ({time.monotonic() - started:.0f} s)")
 
 
@@ -316,34 +316,39 @@ def demo_charts(lines: dict[Arm, list[dict[str, Any]]], titles: Sequence[str] | 
     return charts
 
 
-def write_demo_page(
-    path: Path, rows: list[tuple[str, ...]], lines: dict[Arm, list[dict[str, Any]]], *, steps: int, seeds: int
-) -> None:
-    """One HTML file that opens from disk."""
-    from trimtab.report.page import Section, Table, write_page
+def write_demo_page(output: Path, rows: list[tuple[str, ...]], arms: list[Arm], *, steps: int, seeds: int) -> None:
+    """index.html: the report of the runs, opened by the demo's own table."""
+    from trimtab.report.arms import arms_of as report_arms
+    from trimtab.report.build import report_tabs
+    from trimtab.report.page import Cell, Section, Table, write_page
+
+    def two_lines(cell: str) -> Cell:
+        mean, _, span = cell.rstrip(")").partition(" (")
+        return Cell(mean, span)
+
+    from trimtab.report.runs import read_run
+
+    runs = [read_run(output / arm.name) for arm in arms]
 
     rates = ", ".join(f"{pace} {rate:g}" for pace, rate in RATES.items())
+    what_came_out = Section(
+        "What came out",
+        paragraphs=(
+            "Pushed down: among groups whose good and bad completions share a beginning, the share in which a shared "
+            "token of a correct completion receives a negative update in total, under plain advantages (before) and "
+            "under the method's own weights (after: GTPO's masks; GRPO has none). Collapsed: held-out accuracy below "
+            "half of the warm start's, or the right format in fewer than half of the completions.",
+        ),
+        table=Table(COLUMNS, [[two_lines(cell) for cell in row] for row in rows]),
+    )
     write_page(
-        path,
+        output / "index.html",
         title="GRPO and GTPO on the built-in arithmetic task",
         intro=(
             f"{seeds} seeds a row, {steps} steps of 8 prompts x 8 completions, the paper's rewards (format 0 to 10, "
             f"accuracy 0 to 10), learning rates {rates}. Accuracy, pass@4, format and entropy are sampled at "
-            f"temperature 1 on {HELD_OUT} held-out problems, 4 completions each, after the last step; brackets hold "
+            f"temperature 1 on {HELD_OUT} held-out problems, 4 completions each, after the last step. Below a mean: "
             "the lowest and the highest seed."
         ),
-        sections=[
-            Section(
-                "What came out",
-                paragraphs=(
-                    "Pushed down: among groups whose good and bad completions share a beginning, the share in which a "
-                    "shared token of a correct completion receives a negative update in total, under plain advantages "
-                    "(before) and under the method's own weights (after: GTPO's masks; GRPO has none). Collapsed: "
-                    "held-out accuracy below half of the warm start's, or the right format in fewer than half of the "
-                    "completions.",
-                ),
-                table=Table(COLUMNS, rows),
-            ),
-            Section("Curves", charts=demo_charts(lines)),
-        ],
+        tabs=report_tabs(report_arms(runs, {arm.name: arm.label for arm in arms}), first=[what_came_out]),
     )

@@ -6,8 +6,8 @@ import pytest
 import vl_convert
 
 from trimtab.errors import InputError
-from trimtab.report.charts import PALETTE, chart_html_fragments, curve_chart, save_chart
-from trimtab.report.page import Section, Table, write_page
+from trimtab.report.charts import DARK_PALETTE, PALETTE, Mark, chart_libraries, curve_chart, save_chart
+from trimtab.report.page import Cell, Section, Tab, Table, write_page
 
 SERIES = [
     ("GTPO", 0, [0, 1, 2], [0.5, 0.6, 0.7]),
@@ -21,7 +21,7 @@ def accuracy_chart(series=SERIES, **options):
 
 
 def write(path, *sections, title="Report", intro="What was measured."):
-    write_page(path, title=title, intro=intro, sections=sections)
+    write_page(path, title=title, intro=intro, tabs=[Tab("All", sections)])
     return path.read_text(encoding="utf-8")
 
 
@@ -34,13 +34,17 @@ def points_of(chart):
     return {(point["label"], point["x"]): point for point in chart.to_dict()["data"]["values"]}
 
 
+def specifications(page):
+    return [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page)]
+
+
 def test_a_page_with_charts_loads_nothing_from_anywhere(tmp_path):
     page = write(tmp_path / "report.html", Section("Curves", charts=[accuracy_chart()]))
 
     assert re.findall(r"<script[^>]+src", page) == []
     assert re.findall(r"<(?:img|iframe|object|embed|source)\b", body_of(page)) == []
     assert re.findall(r"<link[^>]+href=\"([^\"]*)\"", page) == ["data:,"]
-    style = page.split("<style>")[1].split("</style>")[0]
+    style = "".join(re.findall(r"<style>(.*?)</style>", page, re.DOTALL))
     assert "url(" not in style and "@import" not in style
     # The specifications name no host either, not even as the address of their schema.
     assert "://" not in body_of(page)
@@ -64,10 +68,10 @@ def test_a_label_cannot_end_the_script_that_draws_it(tmp_path):
     page = write(tmp_path / "report.html", Section("Curves", charts=[accuracy_chart([(label, 0, [0], [1.0])])]))
 
     drawing = body_of(page)
-    assert drawing.count("<script") == drawing.count("</script>") == 1
+    # The specification, and the script that draws it.
+    assert drawing.count("<script") == drawing.count("</script>") == 2
     assert "<!--" not in drawing
-    specification = json.JSONDecoder().raw_decode(drawing.split("vegaEmbed('#chart-1', ")[1])[0]
-    assert specification["data"]["values"][0]["label"] == label
+    assert specifications(drawing)[0]["data"]["values"][0]["label"] == label
 
 
 def test_table_numbers_stand_in_the_page_and_flush_right(tmp_path):
@@ -96,13 +100,13 @@ def test_a_new_page_replaces_the_old_one_in_one_step(tmp_path, monkeypatch):
 
     def replace(source, target):
         assert "First" in path.read_text(encoding="utf-8")
-        moves.append((os.path.dirname(source), os.fspath(target)))
+        moves.append((source.parent, target))
         os.rename(source, target)
 
-    monkeypatch.setattr("trimtab.report.page.os.replace", replace)
+    monkeypatch.setattr("pathlib.Path.replace", replace)
     page = write(path, Section("Second"))
 
-    assert moves == [(str(path.parent), str(path))]
+    assert moves == [(path.parent, path)]
     assert "Second" in page and "First" not in page
     assert [entry.name for entry in path.parent.iterdir()] == ["report.html"]
 
@@ -114,9 +118,9 @@ def test_a_failed_write_keeps_the_old_page_and_leaves_nothing_behind(tmp_path, m
     def fail(source, target):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trimtab.report.page.os.replace", fail)
+    monkeypatch.setattr("pathlib.Path.replace", fail)
     with pytest.raises(InputError, match=r"report\.html.*No space left on device"):
-        write_page(path, title="Report", intro="", sections=[Section("Second")])
+        write(path, Section("Second"))
 
     assert "First" in path.read_text(encoding="utf-8")
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
@@ -126,7 +130,7 @@ def test_a_failed_write_keeps_the_old_page_and_leaves_nothing_behind(tmp_path, m
 def test_a_path_that_cannot_hold_a_page_is_an_input_error_naming_it(tmp_path, name):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(InputError, match=re.escape(str(tmp_path / name))):
-        write_page(tmp_path / name, title="Report", intro="", sections=[])
+        write(tmp_path / name)
 
 
 def test_the_chart_library_is_embedded_unchanged_and_once_for_all_charts(tmp_path):
@@ -138,12 +142,11 @@ def test_the_chart_library_is_embedded_unchanged_and_once_for_all_charts(tmp_pat
 
     # Byte for byte: an escape in the wrong place of this much JavaScript breaks every chart of the page.
     assert page.count(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")) == 1
-    assert re.findall(r"<div class=\"chart\" id=\"(.*?)\">", page) == ["chart-1", "chart-2", "chart-3"]
-    assert re.findall(r"vegaEmbed\('#(.*?)'", page) == ["chart-1", "chart-2", "chart-3"]
+    assert chart_libraries() in page
+    assert len(specifications(page)) == 3
 
 
 def test_a_page_without_charts_carries_no_script(tmp_path):
-    assert chart_html_fragments([]) == ("", [])
     page = write(tmp_path / "report.html", Section("Words", ["Only words."]))
     assert "<script" not in page and len(page) < 10_000
 
@@ -161,19 +164,46 @@ def test_a_curve_is_the_mean_over_seeds_inside_the_lowest_and_highest():
 def test_a_run_without_values_keeps_the_colours_of_the_others():
     chart = accuracy_chart([("silent", 0, [0], [None]), *SERIES]).to_dict()
 
-    scale = chart["layer"][1]["encoding"]["color"]["scale"]
-    assert scale["domain"] == ["silent", "GTPO", "GRPO"]
-    assert scale["range"] == list(PALETTE[:3])
+    assert chart["layer"][1]["encoding"]["color"]["scale"] == {"domain": ["silent", "GTPO", "GRPO"]}
+    assert chart["config"]["range"]["category"] == list(PALETTE)
+
+
+def test_a_label_has_the_same_colour_in_every_chart_of_a_page():
+    chart = accuracy_chart([SERIES[2]], labels=["GTPO", "GRPO"]).to_dict()
+    assert chart["layer"][1]["encoding"]["color"]["scale"]["domain"] == ["GTPO", "GRPO"]
+
+
+def test_in_a_page_the_colours_are_variables_that_both_schemes_define(tmp_path):
+    page = write(tmp_path / "report.html", Section("Curves", charts=[accuracy_chart()]))
+    (specification,) = specifications(page)
+
+    assert specification["background"] == "transparent"
+    assert not re.search(r"#[0-9a-fA-F]{3}", json.dumps(specification))
+    for number, (light, dark) in enumerate(zip(PALETTE, DARK_PALETTE, strict=True), start=1):
+        assert f"var(--series-{number})" in specification["config"]["range"]["category"]
+        assert f"--series-{number}: {light};" in page and f"--series-{number}: {dark};" in page
+
+
+def test_a_mark_is_a_line_at_its_step_in_the_colour_of_its_run():
+    chart = accuracy_chart(marks=[Mark("GRPO", 1, "entropy rose")]).to_dict()
+    rule, flag = chart["layer"][3:]
+    assert rule["data"]["values"] == [{"label": "GRPO", "x": 1, "text": "entropy rose"}]
+    assert rule["encoding"]["color"]["field"] == flag["encoding"]["color"]["field"] == "label"
+
+
+def test_a_cell_may_have_a_second_line_and_stand_out(tmp_path):
+    table = Table(["method", "pass@8"], [["GTPO", Cell("53.3", "[49.0, 57.1]", strong=True)]])
+    page = write(tmp_path / "report.html", Section("Results", table=table))
+    assert '<td class="number"><strong>53.3</strong><small>[49.0, 57.1]</small></td>' in page
 
 
 def test_lines_past_the_end_of_the_palette_are_dashed():
     labels = [f"run {number}" for number in range(len(PALETTE) + 2)]
     encoding = accuracy_chart([(label, 0, [0], [1.0]) for label in labels]).to_dict()["layer"][1]["encoding"]
 
-    looks = list(
-        zip(encoding["color"]["scale"]["range"], map(tuple, encoding["strokeDash"]["scale"]["range"]), strict=True)
-    )
-    assert len(set(looks)) == len(labels)
+    dashes = encoding["strokeDash"]["scale"]["range"]
+    looks = {(place % len(PALETTE), *dash) for place, dash in enumerate(dashes)}
+    assert len(looks) == len(labels)
 
 
 def test_a_given_domain_fixes_the_y_axis():

@@ -1,4 +1,5 @@
-"""Reports: one static HTML file from the numbers of one or more runs, readable offline.
+"""Reports: one static HTML file from runs and evaluations, readable offline.
 
-``page`` writes the file, ``charts`` draws the curves in it.
+``build`` puts it together: ``runs`` reads folders, ``arms`` groups runs by seed, ``curves``, ``results``, ``cost`` and
+``inspector`` make its parts, ``charts`` draws and ``page`` writes the file.
 """
