@@ -5,7 +5,7 @@ import pytest
 
 from trimtab.config_file import parse_config_as
 from trimtab.evaluation.config import EvaluateConfig
-from trimtab.evaluation.results import Problems, arms_of, comparisons_with_baseline, scores_of
+from trimtab.evaluation.results import Problems, arms_of, compare_arms, scores_of
 from trimtab.evaluation.subjects import Subject
 
 
@@ -92,7 +92,7 @@ def some(rates: list[float], *, left_out: int | None = None) -> Problems:
 
 def test_a_comparison_is_paired_and_made_on_the_problems_that_both_had_room_for() -> None:
     base, better = some([0.1, 0.2, 0.3, 0.9]), some([0.3, 0.4, 0.5, 0.0], left_out=3)
-    (record,) = comparisons_with_baseline(
+    (record,) = compare_arms(
         [subject("base"), subject("better")], {"base": {"d": base}, "better": {"d": better}}, config()
     )
     assert (record["label"], record["baseline"], record["problems"]) == ("better", "base", 3)
@@ -105,22 +105,25 @@ def test_several_seeds_on_both_sides_enter_the_interval_and_one_against_several_
     arms = [subject("a0", method="A", seed=0), subject("a1", method="A", seed=1)]
     arms += [subject("b0", method="B", seed=0), subject("b1", method="B", seed=1), subject("c", method="C")]
     samples = {s.label: {"d": some([0.1 * n, 0.5, 0.3])} for n, s in enumerate(arms)}
-    first, second = comparisons_with_baseline(arms, samples, config())
+    first, second, third = compare_arms(arms, samples, config())
     assert (first["label"], first["seeds"], second["label"], second["seeds"]) == ("b0", [2, 2], "c", [1, 2])
     assert "Student t over problems and seeds" in first["method"]
     assert "seeds averaged, their spread is not in the interval" in second["method"]
+    # Two that are not the baseline can be looked up, and do not count in the family of comparisons.
+    assert (third["label"], third["baseline"], third["p_holm"]) == ("c", "b0", None)
+    assert first["p_holm"] is not None
 
 
 def test_the_baseline_can_be_any_member_of_an_arm() -> None:
     arms = [subject("c", method="C"), subject("a0", method="A", seed=0), subject("a1", method="A", seed=1)]
     samples = {s.label: {"d": some([0.1 * n, 0.5, 0.3])} for n, s in enumerate(arms)}
     models = [{"model": "m"}]
-    (record,) = comparisons_with_baseline(arms, samples, config(models=models, baseline="a1"))
+    (record,) = compare_arms(arms, samples, config(models=models, baseline="a1"))
     assert (record["label"], record["baseline"]) == ("c", "a0")
 
 
 def test_where_no_gold_can_be_parsed_nothing_is_compared() -> None:
     broken = {0: lines(["1"], [None])}
     arms = [subject("a"), subject("b")]
-    assert comparisons_with_baseline(arms, {"a": {"d": broken}, "b": {"d": broken}}, config()) == []
+    assert compare_arms(arms, {"a": {"d": broken}, "b": {"d": broken}}, config()) == []
     assert ("mean", None) not in values(broken)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 from trimtab.evaluation.config import EvaluateConfig
-from trimtab.evaluation.intervals import bootstrap_interval, holm, paired_comparison, paired_comparison_over_seeds
+from trimtab.evaluation.intervals import (
+    Comparison,
+    bootstrap_interval,
+    holm,
+    paired_comparison,
+    paired_comparison_over_seeds,
+)
 from trimtab.evaluation.majority import class_verdicts, majority_at_k, majority_first_k, vote_classes
 from trimtab.evaluation.metrics import first_k, pass_at_k
 from trimtab.evaluation.samples import Line
@@ -92,10 +99,10 @@ def arms_of(subjects: Sequence[Subject]) -> dict[str, list[Subject]]:
     return arms
 
 
-def comparisons_with_baseline(
+def compare_arms(
     subjects: Sequence[Subject], samples: dict[str, dict[str, Problems]], config: EvaluateConfig
 ) -> list[dict[str, Any]]:
-    """Every arm against the baseline's, on the same problems: difference in sampled accuracy, interval and p-value.
+    """Every two arms on the same problems: difference in sampled accuracy, interval and p-value.
 
     Args:
         subjects: all of them; the baseline is the configured one, else the first.
@@ -103,35 +110,28 @@ def comparisons_with_baseline(
         config: level and seed.
 
     Returns:
-        Records as in results.json; `p_holm` is adjusted over all of them.
+        Records as in results.json, `label` minus `baseline`. Those with the evaluation's baseline have `p_holm`,
+        adjusted over all of them; the others are there to be looked up one at a time, and have None.
     """
     arms = arms_of(subjects)
     wanted = config.baseline or subjects[0].label
     baseline = next(label for label, arm in arms.items() if any(subject.label == wanted for subject in arm))
+    labels = [baseline, *(label for label in arms if label != baseline)]
     records: list[dict[str, Any]] = []
-    for label, arm in arms.items():
-        if label == baseline:
-            continue
-        for title in samples[label]:
+    for second, first in itertools.combinations(labels, 2):
+        for title in samples[first]:
             ours, theirs = _on_shared_problems(
-                [_accuracy(samples[subject.label][title]) for subject in arm],
-                [_accuracy(samples[subject.label][title]) for subject in arms[baseline]],
+                [_accuracy(samples[subject.label][title]) for subject in arms[first]],
+                [_accuracy(samples[subject.label][title]) for subject in arms[second]],
             )
             if all(value is None for value in ours[0].values()):
                 continue
-            note = ""
-            if len(ours) > 1 and len(theirs) > 1:
-                found = paired_comparison_over_seeds(ours, theirs, level=config.level)
-            else:
-                seed = derive_seed(config.seed, "comparison")
-                found = paired_comparison(_average(ours), _average(theirs), level=config.level, seed=seed)
-                if len(ours) + len(theirs) > 2:
-                    note = "; seeds averaged, their spread is not in the interval"
+            found, note = _compare(ours, theirs, config)
             records.append(
                 {
                     "data": title,
-                    "label": label,
-                    "baseline": baseline,
+                    "label": first,
+                    "baseline": second,
                     "metric": "mean",
                     "seeds": [len(ours), len(theirs)],
                     "problems": found.problems,
@@ -139,10 +139,12 @@ def comparisons_with_baseline(
                     "low": found.low,
                     "high": found.high,
                     "p": found.p_value,
+                    "p_holm": None,
                     "method": found.method + note,
                 }
             )
-    for record, adjusted in zip(records, holm([record["p"] for record in records]), strict=True):
+    family = [record for record in records if record["baseline"] == baseline]
+    for record, adjusted in zip(family, holm([record["p"] for record in family]), strict=True):
         record["p_holm"] = adjusted
     return records
 
@@ -155,6 +157,16 @@ def _on_shared_problems(ours: list[Values], theirs: list[Values]) -> tuple[list[
     shared = set.intersection(*(set(own) for own in (*ours, *theirs)))
     first, second = ([{n: own[n] for n in sorted(shared)} for own in side] for side in (ours, theirs))
     return first, second
+
+
+def _compare(ours: list[Values], theirs: list[Values], config: EvaluateConfig) -> tuple[Comparison, str]:
+    """One arm against another, and what the comparison does not hold."""
+    if len(ours) > 1 and len(theirs) > 1:
+        return paired_comparison_over_seeds(ours, theirs, level=config.level), ""
+    seed = derive_seed(config.seed, "comparison")
+    found = paired_comparison(_average(ours), _average(theirs), level=config.level, seed=seed)
+    several = len(ours) + len(theirs) > 2
+    return found, "; seeds averaged, their spread is not in the interval" if several else ""
 
 
 def _average(runs: list[Values]) -> Values:

@@ -18,7 +18,7 @@ from trimtab.errors import InputError
 from trimtab.evaluation.backend import Backend
 from trimtab.evaluation.config import EvaluateConfig, EvaluationData
 from trimtab.evaluation.intervals import warn_of_identical_seeds
-from trimtab.evaluation.results import Problems, arms_of, comparisons_with_baseline, judged_problems, scores_of
+from trimtab.evaluation.results import Problems, arms_of, compare_arms, judged_problems, scores_of
 from trimtab.evaluation.samples import Line, check_about, file_name, fingerprint, finished_problems, judge
 from trimtab.evaluation.subjects import Subject, find_subjects
 from trimtab.files import append_lines, read_lines, replace_file
@@ -241,7 +241,7 @@ def summarise(
         described.append({**subject.described(), "data": by_data})
     return {
         "subjects": described,
-        "comparisons": comparisons_with_baseline(subjects, samples, config),
+        "comparisons": compare_arms(subjects, samples, config),
         "sampling": {**config.sampling.model_dump(), "samples": config.samples, "seed": config.seed},
         "level": config.level,
         "peak_memory_mib": peak_memory_mib(),

@@ -47,9 +47,9 @@ def check_about(folder: Path, about: dict[str, Any]) -> None:
                 raise InputError(f"{folder} holds samples of other problems called {title!r}; name another output")
         for key, value in now.items():
             if key != "data" and before.get(key) != value:
+                shown = "" if isinstance(value, dict) else f" ({before.get(key)!r}, now {value!r})"
                 raise InputError(
-                    f"{folder} holds samples of another {key} ({before.get(key)!r}, now {value!r}); name another "
-                    "output, or give the model another label"
+                    f"{folder} holds samples of another {key}{shown}; name another output, or give the model another label"
                 )
         now["data"] = {**known, **now["data"]}
     folder.mkdir(parents=True, exist_ok=True)

@@ -22,17 +22,25 @@ def print_results(results: dict[str, Any]) -> None:
         table = Table(box=None, padding=(0, 1), pad_edge=False)
         table.add_column(title)
         for label in by_subject:
-            table.add_column(label, justify="right")
+            table.add_column(label, justify="right", overflow="fold")
         for key in dict.fromkeys(key for scores in by_subject.values() for key in scores if key[0] in SHOWN):
             table.add_row(_metric_name(*key), *(_with_interval(scores.get(key)) for scores in by_subject.values()))
         console.print(table)
     for record in results["comparisons"]:
+        if record["p_holm"] is None:
+            continue
         interval = "n/a" if record["low"] is None else f"{record['low']:+.3f} to {record['high']:+.3f}"
         console.print(
-            f"{record['label']} against {record['baseline']} on {record['data']}: accuracy {record['difference']:+.3f} "
+            f"{_arm(record, 0)} against {_arm(record, 1)} on {record['data']}: accuracy {record['difference']:+.3f} "
             f"({interval}), p = {record['p_holm']:.3g}",
             highlight=False,
         )
+
+
+def _arm(record: dict[str, Any], side: int) -> str:
+    """The first of a method's seeds speaks for all of them."""
+    seeds = record["seeds"][side]
+    return str(record[("label", "baseline")[side]]) + (f" and {seeds - 1} more" if seeds > 1 else "")
 
 
 def _metric_name(metric: str, k: int | None) -> str:
