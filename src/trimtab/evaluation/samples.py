@@ -49,7 +49,8 @@ def check_about(folder: Path, about: dict[str, Any]) -> None:
             if key != "data" and before.get(key) != value:
                 shown = "" if isinstance(value, dict) else f" ({before.get(key)!r}, now {value!r})"
                 raise InputError(
-                    f"{folder} holds samples of another {key}{shown}; name another output, or give the model another label"
+                    f"{folder} holds samples of another {key}{shown}; name another output, or give the model another "
+                    "label"
                 )
         now["data"] = {**known, **now["data"]}
     folder.mkdir(parents=True, exist_ok=True)
