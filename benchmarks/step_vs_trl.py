@@ -245,10 +245,10 @@ def gradient_difference(shape: tuple[int, int, int], options: argparse.Namespace
     model = make_model(vocabulary).train()
     prompts = make_prompts(vocabulary, prompt, PROMPTS)
     objective = trimtab_objective(model, vocabulary, prompts, completion, options)
-    rollouts = objective.rollout(1)
+    rollouts = objective.maker.make(1).rollouts
     lengths_N = torch.randint(1, completion + 1, (PROMPTS * GROUP,), generator=torch.Generator().manual_seed(2))
     rollouts = replace(rollouts, mask_NT=torch.arange(completion) < lengths_N[:, None])
-    weights = objective.weigh(rollouts)
+    weights = objective.weigh(rollouts, {})
 
     def gradient(loss: Any) -> Any:
         model.zero_grad()

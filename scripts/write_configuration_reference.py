@@ -61,6 +61,10 @@ MEANINGS = {
     "eta": "weight of the reward; 0: distillation alone",
     "length_power": "factor length^−length_power on the residual; only with one teacher, lambda 1 and eta 0",
     "form": "compare whole completions within their group, or weigh every token by its own log-ratio",
+    "grpo_process.form": "a token answers for the sum of the steps ahead of it, or for the row's worst step alone",
+    "outcome": "`last_step`: the outcome reward joins the pool, as a step that ends at the last token",
+    "grpo_process.normalise": "`std` divides the step rewards by the sample standard deviation of the group's pool",
+    "grpo_process.drop_uniform_groups": "take groups whose steps are all worth the same out of the denominator too",
 }
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import altair
 
-from trimtab.demo import COLUMNS, arms_of, demo_charts, read_lines, table_rows
+from trimtab.demo import COLUMNS, arms_of, demo_charts, table_rows
+from trimtab.files import read_lines
 from trimtab.report.charts import save_chart
 
 ROOT = Path(__file__).parents[1]

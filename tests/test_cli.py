@@ -85,7 +85,7 @@ def test_check_says_that_a_configuration_is_valid_and_writes_nothing(
         ({"method": {"name": "gtpo", "gama": 1.0}}, "gtpo has no setting 'gama'; did you mean 'gamma'?"),
         (
             {"rewards": "papr"},
-            "the reward preset 'papr' is unknown (there are 'paper', 'binary'); did you mean 'paper'?",
+            "the reward preset 'papr' is unknown (there are 'paper', 'binary', 'none'); did you mean 'paper'?",
         ),
         (
             {"rewards": [{"function": "toy_rewards:low_byte"}]},

@@ -5,16 +5,11 @@ Unknown keys, wrong types and values out of range fail here, before any model lo
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-if TYPE_CHECKING:
-    from trimtab.objectives import Method
-
-SFT = "sft"
+from trimtab.config_method import SFT, check_method, settings_of
 
 
 class Section(BaseModel):
@@ -32,17 +27,22 @@ class LoraSection(Section):
     target_modules: str | list[str] = Field("all-linear", description="module names, or all-linear")
 
 
-class ModelSection(Section):
-    """The policy."""
+class LoadedModelSection(Section):
+    """A model to sample from."""
 
     name: str = Field(description="Hugging Face id, local folder, or builtin:arithmetic-varied")
     revision: str | None = Field(None, description="branch, tag or commit on the hub")
     gguf_file: str | None = Field(None, description="GGUF file inside the folder (needs the gguf extra)")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of the weights")
+    trust_remote_code: bool = Field(False, description="run code that comes with the model")
+
+
+class ModelSection(LoadedModelSection):
+    """The policy, a model to train."""
+
     lora: LoraSection | None = Field(None, description="train low-rank adapters instead of the weights")
     quantization: Literal["none", "8bit", "4bit"] = Field("none", description="bitsandbytes; with lora only")
     gradient_checkpointing: bool = Field(False, description="recompute activations: less memory, slower scoring")
-    trust_remote_code: bool = Field(False, description="run code that comes with the model")
 
 
 class ArithmeticSection(Section):
@@ -103,6 +103,26 @@ class RewardSection(Section):
     function: str = Field(description="module:function, or verl:module:function for verl's compute_score")
     weight: float = Field(1.0, description="factor in the sum")
     name: str | None = Field(None, description="name in the log; default: the function's")
+
+
+class OffPolicySection(Section):
+    """Completions that were not just sampled, in every group; for methods without importance ratios."""
+
+    share: float = Field(
+        gt=0, le=1, description="share of a group's completions, rounded to whole ones; 1: none is sampled"
+    )
+    data: DataSection | None = Field(
+        None, description="rows of prompt, completion, and if at hand reward, truncated, source"
+    )
+    replay: int = Field(0, ge=0, description="own completions kept for each prompt, to be used again when it returns")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.data is None and not self.replay:
+            raise ValueError("name a file under off_policy.data, or keep own completions with off_policy.replay")
+        if self.data is None and self.share == 1:
+            raise ValueError("off_policy.share: with 1 nothing is sampled, so off_policy.data is needed")
+        return self
 
 
 class SamplingSection(Section):
@@ -169,6 +189,17 @@ class CheckpointSection(Section):
     keep: int = Field(2, ge=1, description="how many of the newest are kept")
 
 
+class MonitorSection(Section):
+    """The collapse monitor."""
+
+    on_collapse: Literal["warn", "stop", "rollback", "off"] = Field(
+        "warn", description="stop: with exit code 1; rollback: to the last good checkpoint; off: no monitor at all"
+    )
+    false_alarms: float = Field(0.05, gt=0, lt=1, description="probability of any finding in a healthy run")
+    rate_factor: float = Field(0.5, gt=0, le=1, description="rollback: the learning rate is multiplied by it each time")
+    max_rollbacks: int = Field(3, ge=1, description="a run that collapses once more is stopped")
+
+
 class LogSection(Section):
     """What is written down."""
 
@@ -184,17 +215,22 @@ class RunConfig(Section):
     """A training run."""
 
     method: dict[str, Any] = Field(
-        description="gtpo, grpo, dr_grpo, dapo, gspo, rloo, reinforce, sft; or {name: .., settings}"
+        description="gtpo, grpo, dr_grpo, dapo, gspo, gvpo, distill, rloo, reinforce, sft; or {name: .., settings}"
     )
     model: ModelSection
     data: DataSection
     prompt: PromptSection = PromptSection()
-    rewards: str | list[RewardSection] = Field("paper", description="preset (paper, binary) or a list of functions")
+    rewards: str | list[RewardSection] = Field("paper", description="paper, binary, none, or a list of functions")
+    teachers: list[LoadedModelSection] = Field(
+        default_factory=list, description="method distill: one for each of method.lambdas"
+    )
+    off_policy: OffPolicySection | None = Field(None, description="stored completions beside fresh ones; none: off")
     sampling: SamplingSection = SamplingSection()
     optimizer: OptimizerSection = OptimizerSection()
     training: TrainingSection = TrainingSection()
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    monitor: MonitorSection = MonitorSection()
     log: LogSection = LogSection()
     output: str = Field(description="folder of the run")
     seed: int = Field(0, ge=0, description="seed of everything random")
@@ -238,6 +274,11 @@ class RunConfig(Section):
                 f"training.batch_size: {batch} completions do not divide into groups of {group}; use {choice}"
             )
         check_method(self.method, max_length=self.sampling.max_completion_tokens)
+        if self.off_policy is not None and self.fresh_per_group == 1:
+            raise ValueError(
+                f"off_policy.share: {self.off_policy.share:g} leaves 1 fresh completion of {group}; "
+                "leave at least 2, or none"
+            )
         return self
 
     @property
@@ -246,83 +287,12 @@ class RunConfig(Section):
         return settings_of(self.method)
 
     @property
+    def fresh_per_group(self) -> int:
+        """Completions of a group that are sampled."""
+        stored = self.off_policy.share if self.off_policy else 0.0
+        return self.sampling.group_size - round(stored * self.sampling.group_size)
+
+    @property
     def prompts_per_step(self) -> int:
         """Groups a step."""
         return self.training.batch_size // self.sampling.group_size
-
-
-def settings_of(method: Mapping[str, Any]) -> dict[str, Any]:
-    """A method section's settings, without the name."""
-    return {key: value for key, value in method.items() if key != "name"}
-
-
-def check_method(method: Mapping[str, Any], *, max_length: int) -> None:
-    """Check a method's settings: names and types by its functions' signatures, values by calling them on a tiny batch.
-
-    Raises:
-        ValueError: in one sentence.
-    """
-    from trimtab.objectives import METHODS, find_method
-    from trimtab.objectives.registry import unknown_method
-
-    name = method["name"]
-    if name not in METHODS and ":" not in name:
-        raise ValueError(unknown_method(name, [*METHODS, SFT]))
-    found = find_method(name)
-    settings = settings_of(method)
-    found.split(settings)
-    hints: dict[str, Any] = {}
-    for function in (found.weights, found.loss):
-        hints |= inspect.get_annotations(function, eval_str=True)
-    fields: dict[str, Any] = {key: (hints.get(key, Any), ...) for key in settings}
-    checker = create_model("Settings", __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields)
-    try:
-        checker(**settings)
-    except ValidationError as error:
-        wrong = (wrong_value(".".join(map(str, ("method", *e["loc"]))), e) for e in error.errors())
-        raise ValueError("; ".join(wrong)) from None
-    try:
-        _try_out(found, settings, max_length)
-    except ValueError as error:
-        raise ValueError(f"method: {error}") from None
-    except Exception as error:  # a method of the user's own may fail in any way
-        raise ValueError(f"method: {name} fails on a batch of two tokens ({type(error).__name__}: {error})") from error
-
-
-def wrong_value(key: str, error: Any) -> str:
-    """A pydantic error about a value of the wrong kind, as a person would say it."""
-    message = error["msg"]
-    return f"{key}: {message[0].lower()}{message[1:]}, not {error['input']!r}"
-
-
-def _try_out(found: Method, settings: Mapping[str, Any], max_length: int) -> None:
-    """Call both functions of a method on two completions of one token."""
-    import torch
-
-    from trimtab.objectives import loss_denominator
-
-    weights_settings, loss_settings = found.split(settings)
-    ids_NT, mask_NT = torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1, dtype=torch.bool)
-    zeros_NT = torch.zeros(2, 1)
-    supplied = {"truncated_N": torch.zeros(2, dtype=torch.bool), "initial_entropy": 0.0}
-    takes = inspect.signature(found.weights).parameters
-    weights = found.weights(
-        ids_NT,
-        mask_NT,
-        torch.tensor([0.0, 1.0]),
-        torch.zeros(2, dtype=torch.long),
-        zeros_NT,
-        **{key: value for key, value in supplied.items() if key in takes},
-        **weights_settings,
-    )
-    loss_denominator(mask_NT, normaliser=loss_settings.get("normaliser", "rows"), max_length=max_length)
-    found.loss(
-        zeros_NT,
-        None,
-        weights.weights_NT,
-        weights.mask_NT,
-        denominator=1.0,
-        reference_logps_NT=zeros_NT,
-        entropies_NT=zeros_NT,
-        **loss_settings,
-    )

@@ -10,7 +10,8 @@ from typing import Any, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from trimtab.config import DataSection, RunConfig, wrong_value
+from trimtab.config import DataSection, RunConfig
+from trimtab.config_method import wrong_value
 from trimtab.errors import InputError
 
 _BOOL = "tag:yaml.org,2002:bool"

@@ -6,7 +6,6 @@ What comes out is shown whatever it is: nothing below depends on a result.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any
 import yaml
 
 from trimtab.errors import InputError, RunError
+from trimtab.files import read_lines
 
 METHODS = ("grpo", "gtpo")
 RATES = {"healthy": 5e-5, "aggressive": 5e-4}
@@ -199,11 +199,6 @@ def steps_done(config: Path) -> int:
     """Training steps that a run's metrics file holds; line 0 is the untouched model."""
     path = config.with_suffix("") / "metrics.jsonl"
     return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """A JSONL file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def collapsed(lines: list[dict[str, Any]]) -> bool:

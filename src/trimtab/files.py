@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +41,24 @@ def append_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
         file.write(text)
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON lines of a file that may still be written: a last line without its end is left out.
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file that may not be there yet or still be written: a last line without its end is left out.
 
     Raises:
         ValueError: a whole line is no JSON object; the message has its number.
     """
+    lines: list[dict[str, Any]] = []
+    if not path.exists():
+        return lines
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             if not raw.endswith(b"\n"):
-                return
+                break
             try:
                 line = json.loads(raw)
             except ValueError as error:
                 raise ValueError(f"line {number} is not valid JSON ({error})") from None
             if not isinstance(line, dict):
                 raise ValueError(f"line {number} is not a JSON object")
-            yield line
+            lines.append(line)
+    return lines

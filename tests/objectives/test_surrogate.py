@@ -41,7 +41,7 @@ def test_a_constant_denominator_needs_the_longest_length_and_names_must_be_known
     for max_length in (None, 0, -3):
         with pytest.raises(ValueError, match="needs max_length"):
             loss_denominator(MASK_NT, normaliser="constant", max_length=max_length)
-    with pytest.raises(ValueError, match="normaliser must be one of rows, tokens, constant, not 'mean'"):
+    with pytest.raises(ValueError, match="normaliser must be one of rows, tokens, constant, groups, not 'mean'"):
         loss_denominator(MASK_NT, normaliser="mean")  # type: ignore[arg-type]
 
 

@@ -75,10 +75,25 @@ def test_a_shared_token_knows_who_holds_it(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+NEEDS_MORE = {"distill": "logps_NT", "grpo_process": "step_ends_NS"}
+"""What a method's weights depend on beside tokens and rewards, which no file of rollouts has."""
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - NEEDS_MORE.keys()))
 def test_every_method_gives_a_page(method: str, tmp_path: Path) -> None:
     page = inspect_rollouts(write(tmp_path / "rollouts.jsonl", GROUP), method=method).read_text(encoding="utf-8")
     assert f"The weights are computed here with {METHODS[method].title or method}." in page
+
+
+@pytest.mark.parametrize("method", sorted(NEEDS_MORE))
+def test_a_method_that_needs_more_than_rewards_shows_the_weights_that_the_file_brings(
+    method: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=f"{NEEDS_MORE[method]}.*; give the weights with the completions"):
+        inspect_rollouts(write(tmp_path / "bare.jsonl", GROUP), method=method)
+    weighed = [{**line, "weights": [1.0] * len(line["token_ids"])} for line in GROUP]
+    run = run_folder(tmp_path / "run", weighed, {"name": method})
+    assert "pushed up" in inspect_rollouts(run).read_text(encoding="utf-8")
 
 
 def test_states_say_why_a_completion_has_no_weight(tmp_path: Path) -> None:

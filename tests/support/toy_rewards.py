@@ -1,6 +1,7 @@
 """Reward functions for the tests, good and bad; runs name them as `toy_rewards:NAME`."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 
@@ -46,3 +47,15 @@ def broken(completions: list[str], **_: Any) -> list[float | None]:
 def needs_hint(completions: list[str], hint: list[str | None], **_: Any) -> list[float | None]:
     """Reads a column that only some rows have."""
     return [float(len(text)) + len(h or "") for text, h in zip(completions, hint, strict=True)]
+
+
+def falls_on_cue(completion_ids: list[list[int]], folder: list[str], cue: list[str], **_: Any) -> list[float | None]:
+    """`low_bytes`, of which a tenth is left from the step on that the column `cue` names.
+
+    `folder` is the run's folder, whose log says which step it is. Cue "20": always; "20 once": until the run went back.
+    """
+    run, (first, *once) = Path(folder[0]), cue[0].split()
+    discarded = run / "discarded.jsonl"
+    cured = once and discarded.exists() and discarded.stat().st_size > 0
+    fallen = not cured and (run / "metrics.jsonl").read_bytes().count(b"\n") >= int(first)
+    return [(0.1 if fallen else 1.0) * value for value in low_bytes(completion_ids)]

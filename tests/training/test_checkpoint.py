@@ -1,7 +1,7 @@
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,27 @@ import torch
 from run_folder import RunFolder, distance, load_weights
 
 from trimtab.config_file import load_config
+from trimtab.files import append_lines, replace_file
 from trimtab.training.checkpoint import (
     checkpoints,
     cut_log,
+    keep_lines,
     load_optimizer,
     newest_checkpoint,
-    replace_file,
     save_checkpoint,
 )
 
 Train = Callable[..., RunFolder]
 
 
-def save(run: Path, step: int, *, keep: int = 2, optimizer: torch.optim.Optimizer | None = None) -> Path:
+def save(
+    run: Path,
+    step: int,
+    *,
+    keep: int = 2,
+    optimizer: torch.optim.Optimizer | None = None,
+    spare: Collection[Path] = (),
+) -> Path:
     """A checkpoint of next to nothing."""
     weight = torch.nn.Parameter(torch.ones(2))
     return save_checkpoint(
@@ -33,6 +41,7 @@ def save(run: Path, step: int, *, keep: int = 2, optimizer: torch.optim.Optimize
         names=["weight"],
         state={"objective": {}},
         keep=keep,
+        spare=spare,
     )
 
 
@@ -48,6 +57,15 @@ def test_checkpoints_are_found_by_number_and_only_the_newest_are_kept(tmp_path: 
     assert steps(tmp_path) == [9, 10, 11]
     found = newest_checkpoint(tmp_path)
     assert found is not None and found[0].name == "step_11" and found[1]["step"] == 11
+
+
+def test_what_is_spared_stays_beside_the_newest(tmp_path: Path) -> None:
+    first = save(tmp_path, 2, keep=1)
+    for step in (4, 6):
+        save(tmp_path, step, keep=1, spare=[first])
+    assert steps(tmp_path) == [2, 6]
+    save(tmp_path, 8, keep=1)
+    assert steps(tmp_path) == [8]
 
 
 def test_a_folder_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
@@ -116,6 +134,15 @@ def test_a_log_is_cut_after_the_last_step_and_torn_lines_go(tmp_path: Path) -> N
     assert log.read_bytes() == b""
     cut_log(tmp_path / "none.jsonl", 2)
     assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_lines_that_are_not_wanted_are_dropped_and_returned(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    append_lines(log, [{"step": 1}, {"step": 2}, {"step": 3}])
+    append_lines(log, [{"step": 2, "text": "é"}])
+    assert keep_lines(log, lambda line: line["step"] != 2) == [{"step": 2}, {"step": 2, "text": "é"}]
+    assert log.read_text("utf-8") == '{"step": 1}\n{"step": 3}\n'
+    assert keep_lines(tmp_path / "none.jsonl", lambda line: True) == []
 
 
 def test_a_file_is_replaced_as_a_whole_and_nothing_else_is_left(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from trimtab.training import loop
 Train = Callable[..., RunFolder]
 Configure = Callable[..., Path]
 
-SCORING = "trimtab.training.rl:score_completions"
+SCORING = "trimtab.training.rollout:score_completions"
 SFT_STEP = "trimtab.training.sft:supervised_rollouts"
-SYNC = "trimtab.training.checkpoint:sync"
+SYNC = "trimtab.files:sync"
 
 RUNS: dict[str, dict[str, Any]] = {
     "gtpo": {"method": "gtpo", "training.updates_per_rollout": 2},
@@ -28,6 +28,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "adapters with a reference": {
         "method": {"name": "grpo", "beta": 0.04},
         "model.lora": {"rank": 2, "dropout": 0.2},
+    },
+    "gvpo with a moving reference and a replay buffer": {
+        "method": {"name": "gvpo", "reference": "ema", "ema_decay": 0.5},
+        "off_policy": {"share": 0.5, "replay": 8},
+        "training.updates_per_rollout": 2,
     },
 }
 
@@ -77,7 +82,7 @@ def test_a_run_killed_between_and_inside_checkpoints_ends_as_the_unbroken_one(
         [Hit("trimtab.training.loop:save_checkpoint", 1)],
         [Hit(SYNC, 4), Hit(SYNC, 1)],
         [Hit("trimtab.training.loop:save_checkpoint", 3), Hit(SYNC, 2), Hit(SYNC, 5)],
-        [Hit("trimtab.training.loop:append", 9), Hit(SCORING, 2), Hit(SCORING, 2)],
+        [Hit("trimtab.training.loop:append_lines", 9), Hit(SCORING, 2), Hit(SCORING, 2)],
     ],
     ids=["in step 1", "before a checkpoint", "in a checkpoint", "while starting again", "inside the log, three times"],
 )

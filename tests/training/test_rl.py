@@ -15,11 +15,11 @@ from trimtab.config_file import load_config
 from trimtab.objectives import gtpo_weights
 from trimtab.policy.loading import Policy, load_policy
 from trimtab.policy.sampler import LocalSampler, SamplingParams
-from trimtab.policy.scorer import Scorer
 from trimtab.seeds import derive_seed
 from trimtab.training import rl
 from trimtab.training.batches import step_rows
-from trimtab.training.run import AdapterOff, check_processes, make_reference
+from trimtab.training.references import AdapterOff, Frozen, make_reference
+from trimtab.training.run import check_processes
 
 Train = Callable[..., RunFolder]
 Configure = Callable[..., Path]
@@ -326,9 +326,9 @@ def test_no_reference_model_is_held_unless_the_method_measures_a_divergence(
         assert make_reference(config_of(configure, {"method": method}), policy, resumed=False) is None
     config = config_of(configure, {"method": {"name": "grpo", "beta": 0.04}})
     reference = make_reference(config, policy, resumed=False)
-    assert isinstance(reference, Scorer)
-    assert reference.model is not policy.model
-    assert not any(p.requires_grad for p in reference.model.parameters())
+    assert isinstance(reference, Frozen)
+    assert reference.scorer.model is not policy.model
+    assert not any(p.requires_grad for p in reference.scorer.model.parameters())
     assert all(p.requires_grad for p in policy.model.parameters())
 
 
@@ -339,8 +339,9 @@ def test_the_reference_of_a_resumed_run_is_where_the_run_began(configure: Config
             parameter += 1
     config = config_of(configure, {"method": {"name": "grpo", "beta": 0.04}})
     reference = make_reference(config, policy, resumed=True)
+    assert isinstance(reference, Frozen)
     began = dict(load_policy(str(tiny_model)).model.named_parameters())
-    assert all(torch.equal(p, began[name]) for name, p in reference.model.named_parameters())
+    assert all(torch.equal(p, began[name]) for name, p in reference.scorer.model.named_parameters())
 
 
 def test_the_reference_of_adapters_is_the_model_without_them(

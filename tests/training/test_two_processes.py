@@ -1,5 +1,6 @@
 """Data parallelism with gloo: two processes do the work of one."""
 
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step_and_the_run_continu
     changes = {**SGD, "training.steps": 5, "checkpoint.every": 100}
     one = train(changes, name="one")
     path = configure(changes, name="two")
-    children = start_two(path, tmp_path / "log", hit=Hit("trimtab.training.rl:score_completions", 2, 15))
+    children = start_two(path, tmp_path / "log", hit=Hit("trimtab.training.rollout:score_completions", 2, 15))
     assert [child.wait() for child in children] == [143, 143], [child.said for child in children]
     two = RunFolder(tmp_path / "two")
     assert two.checkpoint.name == "step_2"
@@ -111,3 +112,38 @@ def test_a_batch_that_two_processes_cannot_share_is_refused_by_both(configure: C
         assert "training.batch_size: 1 groups a step cannot be shared by 2 processes; make it a multiple" in child.said
         assert "Traceback" not in child.said
     assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_go_back_to_the_same_step(train: Train, configure: Configure, tmp_path: Path) -> None:
+    changes = {**SGD, "training.steps": 32, "checkpoint.every": 5, "monitor": {"on_collapse": "rollback"}}
+    changes["rewards"] = [{"function": "toy_rewards:falls_on_cue"}]
+    for name in ("one", "two"):
+        row = json.dumps({"prompt": "1 + 1 =", "folder": str(tmp_path / name), "cue": "16 once"})
+        (tmp_path / f"{name}.rows.jsonl").write_text(f"{row}\n" * 8, encoding="utf-8")
+    one = train({**changes, "data.source": str(tmp_path / "one.rows.jsonl")}, name="one")
+    path = configure({**changes, "data.source": str(tmp_path / "two.rows.jsonl")}, name="two")
+    children = start_two(path, tmp_path / "log")
+    assert [child.wait() for child in children] == [0, 0], [child.said for child in children]
+    two = RunFolder(tmp_path / "two")
+    assert two.column("learning_rate") == one.column("learning_rate") == [0.5] * 15 + [0.25] * 17
+    assert two.column("reward") == pytest.approx(one.column("reward"), abs=1e-5)
+    assert [line["step"] for line in two.lines("discarded.jsonl")] == [
+        line["step"] for line in one.lines("discarded.jsonl")
+    ]
+
+
+def test_two_processes_stop_together(configure: Configure, tmp_path: Path) -> None:
+    row = json.dumps({"prompt": "1 + 1 =", "folder": str(tmp_path / "run"), "cue": "16"})
+    (tmp_path / "cue.jsonl").write_text(f"{row}\n" * 8, encoding="utf-8")
+    changes = {
+        **SGD,
+        "training.steps": 32,
+        "monitor": {"on_collapse": "stop"},
+        "data.source": str(tmp_path / "cue.jsonl"),
+    }
+    children = start_two(
+        configure({**changes, "rewards": [{"function": "toy_rewards:falls_on_cue"}]}), tmp_path / "log"
+    )
+    assert [child.wait() for child in children] == [1, 1], [child.said for child in children]
+    assert "stopped: reward fell at step 16 (" in children[0].said
+    assert "stopped: the first process found a collapse" in children[1].said

@@ -207,10 +207,9 @@ def summarise(
 ) -> dict[str, Any]:
     """What results.json holds."""
     seconds: dict[tuple[str, str], float] = {}
-    if (output / "timings.jsonl").exists():
-        for line in read_lines(output / "timings.jsonl"):
-            key = (line["label"], line["data"])
-            seconds[key] = seconds.get(key, 0.0) + line["seconds"]
+    for line in read_lines(output / "timings.jsonl"):
+        key = (line["label"], line["data"])
+        seconds[key] = seconds.get(key, 0.0) + line["seconds"]
     for arm in arms_of(subjects).values():
         warn_of_identical_seeds({subject.label: _texts(samples[subject.label]) for subject in arm})
     described = []

@@ -179,6 +179,6 @@ def _choose_checkpoints(wanted: int | str, run: Path, where: str) -> Iterator[tu
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
     try:
-        return list(read_lines(run / "metrics.jsonl"))
+        return read_lines(run / "metrics.jsonl")
     except (OSError, ValueError) as error:
         raise InputError(f"{run / 'metrics.jsonl'}: cannot be read ({error})") from error

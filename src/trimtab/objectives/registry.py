@@ -11,14 +11,18 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from trimtab.objectives.distill import distill_surrogate, distill_weights
 from trimtab.objectives.entropy import gtpo_weights
 from trimtab.objectives.groups import TokenWeights, outcome_weights
+from trimtab.objectives.gvpo import gvpo_surrogate, gvpo_weights
+from trimtab.objectives.process import process_weights
 from trimtab.objectives.surrogate import surrogate_loss
 
 # The trainer supplies these itself; everything else that the two functions take by keyword is a setting.
@@ -26,9 +30,13 @@ SUPPLIED = {
     "truncated_N",
     "initial_entropy",
     "denominator",
+    "logps_NT",
     "reference_logps_NT",
+    "teacher_logps_NT",
     "entropies_NT",
     "entropy_weights_NT",
+    "step_ends_NS",
+    "step_rewards_NS",
 }
 
 
@@ -53,6 +61,11 @@ class Method:
     loss: Callable[..., tuple[Tensor, dict[str, Tensor]]] = surrogate_loss
     defaults: Mapping[str, Any] = field(default_factory=dict)
     title: str = ""
+
+    @property
+    def at_every_update(self) -> bool:
+        """Whether the weights follow the policy as it moves: they are computed before every update, from `logps_NT`."""
+        return "logps_NT" in inspect.signature(self.weights).parameters
 
     def settings(self) -> dict[str, inspect.Parameter]:
         """The method's settings: keyword-only parameters of both functions, with this method's defaults filled in."""
@@ -83,7 +96,9 @@ class Method:
 def nearest(word: str, choices: Mapping[str, Any] | list[str]) -> str:
     """A hint for an unknown name: the closest known one, or the list of all."""
     names = sorted(choices)
-    close = difflib.get_close_matches(word, names, n=1)
+    close = difflib.get_close_matches(word, names)
+    # Letters in the wrong order are the commonest slip: gpto is gtpo, not gvpo.
+    close.sort(key=lambda name: (Counter(name) - Counter(word)).total())
     return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
 
 
@@ -105,6 +120,14 @@ METHODS: dict[str, Method] = {
             "advantages over the group's std, clipped ratio, optional KL to a frozen reference",
             defaults={"normalise": "std", **_CLIPPED},
             title="GRPO",
+        ),
+        Method(
+            "grpo_process",
+            "2402.03300",
+            "a reward for every step: a token answers for the steps ahead of it, the outcome being the last one",
+            weights=process_weights,
+            defaults=_CLIPPED,
+            title="GRPO + process rewards",
         ),
         Method(
             "dr_grpo",
@@ -136,6 +159,22 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "reinforce", "Williams 1992", "mean baseline, no clip", defaults={"normaliser": "tokens"}, title="REINFORCE"
+        ),
+        Method(
+            "gvpo",
+            "2504.19599",
+            "regresses log-ratios to the reference on rewards; one optimum for any sampling, no ratio, no clip",
+            weights=gvpo_weights,
+            loss=gvpo_surrogate,
+            title="GVPO",
+        ),
+        Method(
+            "distill",
+            "2609.21432",
+            "GVPO towards one or more teachers, with or without a reward; sequence or token form",
+            weights=distill_weights,
+            loss=distill_surrogate,
+            title="Distillation",
         ),
     )
 }

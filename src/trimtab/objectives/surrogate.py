@@ -15,26 +15,40 @@ from trimtab.objectives.groups import check_choice
 
 Level = Literal["token", "sequence"]
 Normaliser = Literal["rows", "tokens", "constant"]
+BatchNormaliser = Literal["rows", "tokens", "constant", "groups"]
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped here: e^20 is already far outside any trust region, and e^120 is not a finite float32."""
 
 
-def loss_denominator(mask_NT: Tensor, *, normaliser: Normaliser = "rows", max_length: int | None = None) -> Tensor:
+def loss_denominator(
+    mask_NT: Tensor,
+    *,
+    normaliser: BatchNormaliser = "rows",
+    max_length: int | None = None,
+    group_ids_N: Tensor | None = None,
+) -> Tensor:
     """What the sum over the whole batch is divided by; compute it before splitting and pass it to `surrogate_loss`.
 
     `rows`: rows with a token left (mean over rows of the mean over tokens: GRPO, GTPO, GSPO); `tokens`: number of
-    tokens (DAPO, RLOO, REINFORCE); `constant`: rows times `max_length` (Dr. GRPO).
+    tokens (DAPO, RLOO, REINFORCE); `constant`: rows times `max_length` (Dr. GRPO); `groups`: groups with a token left
+    (GVPO, distillation).
 
     Returns:
         A scalar, float32, at least 1, so that a batch in which everything is masked has loss 0.
 
     Raises:
-        ValueError: `constant` without a positive `max_length`, or an unknown normaliser.
+        ValueError: `constant` without a positive `max_length`, `groups` without `group_ids_N`, or an unknown
+            normaliser.
     """
-    check_choice("normaliser", normaliser, ("rows", "tokens", "constant"))
+    check_choice("normaliser", normaliser, ("rows", "tokens", "constant", "groups"))
     mask_NT = mask_NT.bool()
     rows = mask_NT.any(dim=1).sum()
+    if normaliser == "groups":
+        if group_ids_N is None:
+            raise ValueError("normaliser 'groups' needs group_ids_N: which rows belong together")
+        groups = group_ids_N[mask_NT.any(dim=1)].unique().numel()
+        return torch.tensor(float(max(groups, 1)), device=mask_NT.device)
     if normaliser == "tokens":
         return mask_NT.sum().clamp(min=1).float()
     if normaliser == "constant":

@@ -179,7 +179,9 @@ def _computed_weights(
             **settings,
         ).weights_NT
     except ValueError as error:
-        raise InputError(f"{method.name} cannot weigh the group: {error}") from None
+        raise InputError(
+            f"{method.name} cannot weigh the group: {error}; give the weights with the completions, or name another method"
+        ) from None
     return [row[: len(c.tokens)] for row, c in zip(weights_NT.tolist(), rows, strict=True)], notes
 
 

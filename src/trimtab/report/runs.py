@@ -175,7 +175,7 @@ def _lines(path: Path) -> tuple[Lines, bool]:
     if not path.is_file():
         return [], False
     try:
-        lines = list(read_lines(path))
+        lines = read_lines(path)
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 1))
             return lines, file.read(1) not in (b"\n", b"")

@@ -41,6 +41,11 @@ class Prompts:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def select(self, places: Sequence[int]) -> Prompts:
+        """Those at the given places."""
+        parts = (self.rows, self.prompts, self.ids, self.numbers)
+        return Prompts(*([part[place] for place in places] for part in parts))  # type: ignore[arg-type]
+
     @cached_property
     def columns(self) -> list[str]:
         """Every column that any row has, so that reward functions get the same arguments at every step."""

@@ -64,6 +64,8 @@ class RewardPart:
 PRESETS: dict[str, list[RewardPart]] = {
     "paper": [RewardPart("format", format_reward), RewardPart("accuracy", accuracy_reward)],
     "binary": [RewardPart("accuracy", binary_accuracy_reward)],
+    # For a method that learns from a teacher alone.
+    "none": [],
 }
 
 

@@ -10,13 +10,15 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+
+from trimtab import files
 
 logger = logging.getLogger("trimtab")
 
@@ -34,8 +36,9 @@ def save_checkpoint(
     names: list[str],
     state: dict[str, Any],
     keep: int,
+    spare: Collection[Path] = (),
 ) -> Path:
-    """Write checkpoints/step_N and remove all but the newest `keep`.
+    """Write checkpoints/step_N and remove all but the newest `keep` and `spare`.
 
     Args:
         run: the run's folder.
@@ -45,6 +48,7 @@ def save_checkpoint(
         names: parameter names in the optimizer's order.
         state: anything JSON that the run needs to continue.
         keep: how many checkpoints stay.
+        spare: older checkpoints that stay as well.
     """
     target = run / "checkpoints" / f"step_{step}"
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -55,31 +59,23 @@ def save_checkpoint(
     for index, values in optimizer.state_dict()["state"].items():
         for key, value in values.items():
             tensors[f"{key}/{names[index]}"] = value.contiguous() if torch.is_tensor(value) else torch.tensor(value)
-    (temporary / OPTIMIZER_FILE).parent.mkdir()
+    (temporary / OPTIMIZER_FILE).parent.mkdir(exist_ok=True)
     save_file(tensors, temporary / OPTIMIZER_FILE)
     sizes = {str(p.relative_to(temporary)): p.stat().st_size for p in sorted(temporary.rglob("*")) if p.is_file()}
     (temporary / STATE_FILE).write_text(json.dumps({"step": step, "files": sizes, **state}, indent=1), encoding="utf-8")
     for path in temporary.rglob("*"):
-        sync(path)
-    sync(temporary)
+        files.sync(path)
+    files.sync(temporary)
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
-    sync(target.parent)
+    files.sync(target.parent)
     found = checkpoints(run)
     place = found.index(target)
     # What has a higher number was torn, or this run would have continued from there.
     for old in found[: max(0, place + 1 - keep)] + found[place + 1 :]:
-        shutil.rmtree(old, ignore_errors=True)
+        if old not in spare:
+            shutil.rmtree(old, ignore_errors=True)
     return target
-
-
-def sync(path: Path) -> None:
-    """Force a file's or a folder's content to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -95,16 +91,23 @@ def checkpoints(run: Path) -> list[Path]:
 def newest_checkpoint(run: Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest whole checkpoint and its state; torn ones are skipped with a warning."""
     for path in reversed(checkpoints(run)):
-        try:
-            state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-            for name, size in state["files"].items():
-                if (path / name).stat().st_size != size:
-                    raise ValueError(f"{name} has the wrong size")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning("%s is not whole and is skipped: %s", path, error)
-            continue
-        return path, state
+        state = read_state(path)
+        if state is not None:
+            return path, state
     return None
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """A checkpoint's state; None, with a warning, when the checkpoint is not whole."""
+    try:
+        state: dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+        for name, size in state["files"].items():
+            if (path / name).stat().st_size != size:
+                raise ValueError(f"{name} has the wrong size")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s is not whole and is skipped: %s", path, error)
+        return None
+    return state
 
 
 def load_optimizer(path: Path, optimizer: torch.optim.Optimizer, names: list[str]) -> None:
@@ -128,21 +131,25 @@ def trainable(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
 
 def cut_log(path: Path, last_step: int) -> None:
     """Drop every line after `last_step` (and a torn last line), so that the resumed run writes them again."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_bytes().split(b"\n"):
+    keep_lines(path, lambda line: bool(line["step"] <= last_step))
+
+
+def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Drop the lines of a log that are not wanted and those that are torn; a log that is not there stays so.
+
+    Returns:
+        What was dropped, without the torn lines.
+    """
+    kept, dropped = [], []
+    for line in path.read_bytes().split(b"\n") if path.exists() else []:
         try:
-            if line and json.loads(line)["step"] <= last_step:
+            values = json.loads(line)
+            if wanted(values):
                 kept.append(line + b"\n")
+            else:
+                dropped.append(values)
         except (ValueError, KeyError):
             continue
-    replace_file(path, b"".join(kept))
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a whole file or leave the old one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    sync(temporary)
-    temporary.replace(path)
+    if path.exists():
+        files.replace_file(path, b"".join(kept))
+    return dropped

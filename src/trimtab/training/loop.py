@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -26,11 +27,13 @@ from torch import Tensor
 from trimtab.config import OptimizerSection, RunConfig
 from trimtab.environment import peak_memory_mib
 from trimtab.errors import Interrupted
+from trimtab.files import append_lines
 from trimtab.policy.loading import Policy, no_bars
 from trimtab.progress import Progress
 from trimtab.seeds import derive_seed
-from trimtab.training.checkpoint import cut_log, load_optimizer, save_checkpoint, trainable
+from trimtab.training.checkpoint import load_optimizer, save_checkpoint, trainable
 from trimtab.training.record import write_environment, write_model_card
+from trimtab.training.rollback import STOP, Attempt, Guard, obey, tidy_logs
 
 logger = logging.getLogger("trimtab")
 
@@ -57,6 +60,12 @@ class Objective(Protocol):
         """JSON that goes into every checkpoint."""
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """The opposite."""
+
+    def save(self, folder: Path) -> None:
+        """Write what else a resumed run needs into a checkpoint's folder."""
+
+    def load(self, folder: Path) -> None:
         """The opposite."""
 
 
@@ -125,6 +134,8 @@ def train(
 
     Raises:
         Interrupted: SIGINT or SIGTERM; the checkpoint is written.
+        RunError: the run collapsed and is to stop; the checkpoint is written.
+        RolledBack: it collapsed and is to go back (rollback.py).
     """
     run = Path(config.output)
     main = accelerator.is_main_process
@@ -133,7 +144,7 @@ def train(
     ordered_names = names_in_order(optimizer, {id(p): n for n, p in zip(names, parameters, strict=True)})
     metrics_path, samples_path, timing_path = run / "metrics.jsonl", run / "samples.jsonl", run / "timings.jsonl"
 
-    done = 0
+    done, attempt = 0, Attempt()
     if found:
         path, state = found
         done = int(state["step"])
@@ -142,15 +153,17 @@ def train(
             return last_metrics(metrics_path)
         load_optimizer(path, optimizer, ordered_names)
         objective.load_state(state["objective"])
+        objective.load(path)
+        attempt = Attempt(**state.get("attempt", {}))
         progress.note(f"continuing from {path}")
     accelerator.wait_for_everyone()
     if main:
         run.mkdir(parents=True, exist_ok=True)
-        for written in (metrics_path, samples_path, timing_path):
-            # Without a checkpoint the run starts over, its step 0 included.
-            cut_log(written, done if found else -1)
+        # Without a checkpoint the run starts over, its step 0 included.
+        tidy_logs(run, done if found else -1, attempt.number)
         write_environment(run, config, resumed_at=done if found else None)
-    if config.log.trackers:
+    guard = Guard(config, attempt) if main and config.monitor.on_collapse != "off" else None
+    if config.log.trackers and not accelerator.trackers:
         accelerator.init_trackers(config.log.project, config={"output": config.output, "seed": config.seed})
 
     last: dict[str, float] = {}
@@ -160,26 +173,51 @@ def train(
             line = {"step": step, **{key: _plain(value) for key, value in metrics.items()}}
             log.write(json.dumps(line) + "\n")
             log.flush()
+            if guard:
+                guard.observe(line)
             if main:
-                append(timing_path, [{"step": step, **timing}])
+                append_lines(timing_path, [{"step": step, **timing}])
                 if config.log.trackers:
                     accelerator.log({**metrics, **timing}, step=step)
             progress.step(step, steps, metrics)
+
+        def write(folder: Path) -> None:
+            write_policy(accelerator, policy, folder)
+            objective.save(folder)
+
+        def save(step: int) -> None:
+            os.fsync(log.fileno())
+            saved = save_checkpoint(
+                run,
+                step,
+                write_model=write,
+                optimizer=optimizer,
+                names=ordered_names,
+                state={"objective": objective.state(), "seed": config.seed, "attempt": asdict(attempt)},
+                keep=config.checkpoint.keep,
+                spare=guard.spare(step) if guard else (),
+            )
+            if step == steps:
+                write_model_card(saved, run, config, last)
 
         if not found:
             started = time.perf_counter()
             torch.manual_seed(derive_seed(config.seed, 0, "torch"))
             last = {**objective.begin(), **objective.evaluate(0)}
             record(0, last, {"seconds": time.perf_counter() - started})
+            if main and config.monitor.on_collapse == "rollback":
+                save(0)
+        obey(_agreed(accelerator, guard.verdict() if guard else 0), done, guard)
 
         for step in range(done + 1, steps + 1):
             started = time.perf_counter()
-            torch.manual_seed(derive_seed(config.seed, step, "torch"))
-            rate = learning_rate_at(step, steps, config.optimizer)
+            drawn = step + attempt.skipped
+            torch.manual_seed(derive_seed(config.seed, drawn, "torch"))
+            rate = learning_rate_at(step, steps, config.optimizer) * attempt.rate
             for group in optimizer.param_groups:
                 group["lr"] = rate
             norms, skipped = [], 0
-            for losses in objective.updates(step):
+            for losses in objective.updates(drawn):
                 norm = update(losses, parameters, optimizer, accelerator, config.optimizer.max_grad_norm)
                 if norm is None:
                     skipped += 1
@@ -196,24 +234,20 @@ def train(
                 last |= objective.evaluate(step)
             timing = {"seconds": trained - started, "evaluation_seconds": time.perf_counter() - trained}
             if main and (step % config.log.samples_every == 0 or step == steps):
-                append(samples_path, objective.samples(step))
+                append_lines(samples_path, objective.samples(step))
             record(step, last, {**timing, "peak_memory_mib": peak_memory_mib()})
             stopping = _agreed(accelerator, signals.code)
-            if main and (step % config.checkpoint.every == 0 or step == steps or stopping):
-                os.fsync(log.fileno())
-                saved = save_checkpoint(
-                    run,
-                    step,
-                    write_model=lambda folder: write_policy(accelerator, policy, folder),
-                    optimizer=optimizer,
-                    names=ordered_names,
-                    state={"objective": objective.state(), "seed": config.seed},
-                    keep=config.checkpoint.keep,
-                )
-                if step == steps:
-                    write_model_card(saved, run, config, last)
+            verdict = _agreed(accelerator, guard.verdict() if guard else 0)
+            # A run that goes back has no use for a checkpoint of where it was.
+            due = step % config.checkpoint.every == 0 or step == steps or stopping or verdict == STOP
+            if main and due and (stopping or verdict <= STOP):
+                save(step)
             if stopping and step < steps:
                 raise Interrupted(stopping)
+            if verdict:
+                # A launcher ends the others when one process leaves, and this one's checkpoint may still be written.
+                accelerator.wait_for_everyone()
+            obey(verdict, step, guard)
     return last
 
 
@@ -279,12 +313,6 @@ class Signals:
             signal.signal(number, handler)
 
 
-def append(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Add JSON lines to a file."""
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-
-
 def last_metrics(path: Path) -> dict[str, float]:
     """The metrics of a log's last line; empty when there is none."""
     lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
@@ -299,7 +327,7 @@ def _plain(value: float) -> float | None:
 
 
 def _agreed(accelerator: Accelerator, code: int) -> int:
-    """The largest exit code that any process was asked to stop with."""
+    """The largest code of any process, by which all of them go."""
     if accelerator.num_processes == 1:
         return code
     return int(accelerator.gather(torch.tensor([code], device=accelerator.device)).max())

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from trimtab.config import RunConfig
-from trimtab.errors import RunError
 from trimtab.objectives import (
     TokenWeights,
     find_method,
@@ -29,10 +27,16 @@ from trimtab.policy.sampler import LocalSampler, SamplingParams
 from trimtab.policy.scorer import Scorer
 from trimtab.seeds import derive_seed
 from trimtab.tasks.problems import Prompts
-from trimtab.tasks.rewards import RewardPart, score_completions
-from trimtab.training.batches import micro_batches, step_rows
+from trimtab.tasks.rewards import RewardPart
+from trimtab.training.batches import micro_batches
 from trimtab.training.held_out import evaluate_held_out
+from trimtab.training.references import Reference
+from trimtab.training.rl_metrics import Total, loss_metrics, rollout_metrics
+from trimtab.training.rollout import Batch, RolloutMaker, check_excluded
 from trimtab.training.samples import group_samples
+from trimtab.training.scoring import score_rollouts
+from trimtab.training.stored import StoredCompletions
+from trimtab.training.teachers import Teacher
 
 logger = logging.getLogger("trimtab")
 
@@ -52,10 +56,13 @@ class GroupRelative:
         rewards: list[RewardPart],
         accelerator: Accelerator,
         *,
-        reference: Scorer | None = None,
+        reference: Reference | None = None,
+        teachers: Sequence[Teacher] = (),
+        stored: StoredCompletions | None = None,
     ) -> None:
         self.config, self.policy, self.train, self.held_out = config, policy, train, held_out
         self.rewards, self.accelerator, self.reference = rewards, accelerator, reference
+        self.teachers, self.stored = teachers, stored
         self.method = find_method(config.method["name"])
         self.weights_settings, self.loss_settings = self.method.split(config.method_settings)
         self.sampler = LocalSampler(policy.model, end_ids=policy.end_ids, pad_id=policy.pad_id)
@@ -68,10 +75,12 @@ class GroupRelative:
             max_tokens=sampling.max_completion_tokens,
             entropy_temperature=sampling.entropy_temperature,
         )
+        self.maker = RolloutMaker(config, policy, train, rewards, self.sampler, self.params, accelerator, stored)
+        self.total = Total(accelerator)
         self.initial_entropy: float | None = None
         self.warned = False
         self._metrics: dict[str, float] = {}
-        self._last: tuple[Rollouts, list[str], list[int]] | None = None
+        self._batch: Batch | None = None
         self._weights: TokenWeights | None = None
 
     # What the loop asks for
@@ -95,20 +104,33 @@ class GroupRelative:
         """Take up where `state` left."""
         self.initial_entropy, self.warned = state["initial_entropy"], state["warned"]
 
+    def save(self, folder: Path) -> None:
+        """Write what does not fit into `state`: a moving reference, the replay buffer."""
+        if self.reference is not None:
+            self.reference.save(folder)
+        if self.stored is not None:
+            self.stored.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """The opposite."""
+        if self.reference is not None:
+            self.reference.load(folder)
+        if self.stored is not None:
+            self.stored.load(folder)
+
     def metrics(self) -> dict[str, float]:
         """Metrics of the step just done."""
         return self._metrics
 
     def samples(self, step: int) -> list[dict[str, Any]]:
         """Whole groups of the step just done, with the weight of every token."""
-        assert self._last is not None and self._weights is not None
-        rollouts, texts, owners = self._last
+        assert self._batch is not None and self._weights is not None
         return group_samples(
             step,
-            rollouts,
+            self._batch.rollouts,
             self._weights,
-            prompts=[self.train.prompts[i] for i in owners],
-            texts=texts,
+            prompts=[self.train.prompts[i] for i in self._batch.owners],
+            texts=self._batch.texts,
             tokenizer=self.policy.tokenizer,
             count=self.config.log.samples,
         )
@@ -119,73 +141,91 @@ class GroupRelative:
 
     def updates(self, step: int) -> Iterator[Iterable[Tensor]]:
         """One rollout, then as many optimizer steps on it as configured."""
-        rollouts = self.rollout(step)
-        weights = self.weigh(rollouts)
+        self._batch = batch = self.maker.make(step)
+        rollouts = batch.rollouts
+        self._metrics = rollout_metrics(batch, self.total, stored=self.stored is not None)
+        check_excluded(self._metrics["excluded_rows"], self.config.training.max_excluded_rows, step, batch.messages)
+        repeats = self.config.training.updates_per_rollout
+        supplied = self._fixed_logps(batch)
+        totals: dict[str, float] = {}
+        # The policy has not moved at the first update, so its own log-probabilities are the old ones; they are kept
+        # for the updates that follow.
+        old_logps_NT = torch.zeros(rollouts.mask_NT.shape, device=rollouts.mask_NT.device) if repeats > 1 else None
+        for repeat in range(repeats):
+            if repeat == 0 or self.method.at_every_update:
+                if self._scores_at(repeat):
+                    supplied["logps_NT"] = self._score(self.scorer, rollouts)
+                    if repeat == 0 and old_logps_NT is not None:
+                        # Of all rows: one whose weight is 0 now may have another at the next update.
+                        old_logps_NT.copy_(supplied["logps_NT"])
+                    if repeat == 0 and self.weights_settings.get("reference") == "rollout":
+                        supplied["reference_logps_NT"] = supplied["logps_NT"]
+                weights = self.weigh(rollouts, supplied)
+                if repeat == 0:
+                    self._count_pushed_down(rollouts, weights)
+                denominator = self._denominator(rollouts, weights)
+            yield self._losses(rollouts, weights, denominator, old_logps_NT, repeat == 0, totals)
+        self._metrics |= loss_metrics(totals, self.total, updates=repeats, kl=bool(self.loss_settings.get("beta")))
+        if self.reference is not None:
+            self.reference.follow()
+
+    # How a step is made
+
+    def _scores_at(self, repeat: int) -> bool:
+        """Whether the weights of an update need the policy's log-probabilities.
+
+        GVPO with the sampling policy as its reference does not, as long as the two are the same.
+        """
+        if not self.method.at_every_update:
+            return False
+        still_the_same = repeat == 0 and self.config.training.updates_per_rollout == 1
+        return not (still_the_same and self.weights_settings.get("reference") == "rollout" and not self.teachers)
+
+    def _score(self, scorer: Any, rollouts: Rollouts) -> Tensor:
+        with self.accelerator.autocast():
+            return score_rollouts(
+                scorer,
+                rollouts,
+                temperature=self.params.temperature,
+                budget=self.config.training.micro_batch_tokens,
+            )
+
+    def _fixed_logps(self, batch: Batch) -> dict[str, Any]:
+        """What the weights need of models that do not move during the step."""
+        supplied: dict[str, Any] = {}
+        if self._takes("reference_logps_NT") and self.reference is not None:
+            supplied["reference_logps_NT"] = self._score(self.reference, batch.rollouts)
+        if self.teachers:
+            prompts = [self.train.prompts[i] for i in batch.owners]
+            budget = self.config.training.micro_batch_tokens
+            with self.accelerator.autocast():
+                scored = {
+                    id(teacher): teacher.score(
+                        batch.rollouts, prompts, batch.texts, temperature=self.params.temperature, budget=budget
+                    )
+                    for teacher in {id(teacher): teacher for teacher in self.teachers}.values()
+                }
+            supplied["teacher_logps_NT"] = [scored[id(teacher)] for teacher in self.teachers]
+        return supplied
+
+    def _denominator(self, rollouts: Rollouts, weights: TokenWeights) -> Tensor:
         share = loss_denominator(
             weights.mask_NT,
             normaliser=self.loss_settings.get("normaliser", "rows"),
             max_length=self.params.max_tokens,
+            group_ids_N=rollouts.group_ids_N,
         )
         # At least 1 holds for the whole batch: a process whose rows are all masked adds nothing.
-        denominator = self._sum(share * weights.mask_NT.any()).clamp(min=1)
-        repeats = self.config.training.updates_per_rollout
-        totals: dict[str, float] = {}
-        # The policy has not moved at the first update, so its own log-probabilities are the old ones; they are kept
-        # for the updates that follow.
-        old_logps_NT = torch.zeros_like(weights.weights_NT) if repeats > 1 else None
-        for repeat in range(repeats):
-            yield self._losses(rollouts, weights, denominator, old_logps_NT, repeat == 0, totals)
-        self._metrics |= self._loss_metrics(totals)
+        return self.total.sum(share * weights.mask_NT.any()).clamp(min=1)
 
-    # How a step is made
-
-    def rollout(self, step: int) -> Rollouts:
-        """Sample this process's share of the step's prompts and score the completions."""
-        config, accelerator = self.config, self.accelerator
-        rows = step_rows(len(self.train), config.prompts_per_step, step, config.seed)
-        share = len(rows) // accelerator.num_processes
-        start = accelerator.process_index * share
-        owners = rows[start : start + share]
-        size = config.sampling.group_size
-        with accelerator.autocast():
-            rollouts = self.sampler.sample(
-                [self.train.ids[i] for i in owners],
-                size,
-                self.params,
-                derive_seed(config.seed, step, "rollout"),
-                first_row=start * size,
-            )
-        per_row = [i for i in owners for _ in range(size)]
-        completion_ids = rollouts.completion_lists()
-        texts = self.policy.tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
-        table = score_completions(
-            self.rewards,
-            [self.train.prompts[i] for i in per_row],
-            texts,
-            completion_ids,
-            {name: [self.train.rows[i].get(name) for i in per_row] for name in self.train.columns},
-        )
-        device = rollouts.mask_NT.device
-        rollouts = replace(
-            rollouts,
-            rewards_N=torch.tensor(table.total, dtype=torch.float32, device=device),
-            reward_parts={n: torch.tensor(v, dtype=torch.float32, device=device) for n, v in table.parts.items()},
-        )
-        self._last = (rollouts, texts, per_row)
-        self._metrics = self._rollout_metrics(rollouts, sum(table.failures.values()))
-        excluded = self._metrics["excluded_rows"]
-        if excluded > config.training.max_excluded_rows:
-            reasons = "; ".join(table.messages) or "every reward was None"
-            raise RunError(
-                f"step {step}: {excluded:.0%} of the completions got no reward, more than training.max_excluded_rows = "
-                f"{config.training.max_excluded_rows:.0%} allows ({reasons})"
-            )
-        return rollouts
-
-    def weigh(self, rollouts: Rollouts) -> TokenWeights:
-        """The method's weights, on whole groups, once a rollout."""
+    def weigh(self, rollouts: Rollouts, supplied: Mapping[str, Any]) -> TokenWeights:
+        """The method's weights, on whole groups."""
         assert rollouts.rewards_N is not None and rollouts.entropies_NT is not None
-        supplied = {"truncated_N": rollouts.truncated_N, "initial_entropy": self.initial_entropy}
+        supplied = {
+            "truncated_N": rollouts.truncated_N,
+            "initial_entropy": self.initial_entropy,
+            **supplied,
+        }
         weights = self.method.weights(
             rollouts.completion_ids_NT,
             rollouts.mask_NT,
@@ -196,7 +236,7 @@ class GroupRelative:
             **self.weights_settings,
         )
         self._weights = weights
-        self._metrics |= {key: self._average(value) for key, value in weights.metrics.items()}
+        self._metrics |= {key: self.total.average(value) for key, value in weights.metrics.items()}
         penalty, advantage = self._metrics.get("gtpo/penalty_abs", 0.0), self._metrics.get("advantage_abs", 0.0)
         if not self.warned and advantage > 0:
             self.warned = True
@@ -207,15 +247,19 @@ class GroupRelative:
                     penalty,
                     advantage,
                 )
+        return weights
+
+    def _count_pushed_down(self, rollouts: Rollouts, weights: TokenWeights) -> None:
+        """GTPO paper, section 4.1: how often a shared token of a good completion is pushed down, before and after."""
+        assert rollouts.rewards_N is not None
         advantages_N = group_advantages(rollouts.rewards_N, rollouts.group_ids_N)
         ids_NT, mask_NT = rollouts.completion_ids_NT, rollouts.mask_NT
         for name, weights_NT in (("before", advantages_N[:, None] * mask_NT), ("after", weights.weights_NT)):
             pushed_K, active_K = pushed_down_groups(ids_NT, mask_NT, weights_NT, advantages_N, rollouts.group_ids_N)
             # Groups without a conflict count in neither number: an average over none of them is 0.
-            pushed, active = self._sum(pushed_K.sum()), self._sum(active_K.sum())
+            pushed, active = self.total.sum(pushed_K.sum()), self.total.sum(active_K.sum())
             self._metrics[f"pushed_down/{name}"] = float(pushed / active.clamp(min=1))
         self._metrics["pushed_down/active_groups"] = float(active)
-        return weights
 
     def _losses(
         self,
@@ -248,9 +292,9 @@ class GroupRelative:
                 )
             old_NT = None
             if old_logps_NT is not None:
-                if first:
+                if first and not self.method.at_every_update:
                     old_logps_NT[part_M, :width] = logps_NT.detach()
-                else:
+                elif not first:
                     old_NT = old_logps_NT[part_M, :width]
             entropy_weights_NT = weights.entropy_weights_NT
             loss, sums = self.method.loss(
@@ -268,58 +312,5 @@ class GroupRelative:
                 totals[key] = totals.get(key, 0.0) + float(value)
             yield loss
 
-    # Numbers over all processes
-
-    def _rollout_metrics(self, rollouts: Rollouts, failures: int) -> dict[str, float]:
-        assert rollouts.rewards_N is not None and rollouts.entropies_NT is not None
-        rewards_N = rollouts.rewards_N
-        valid_N = rewards_N.isfinite()
-        lengths_N = rollouts.mask_NT.sum(dim=1).float()
-        total = float(self._sum(valid_N.sum()))
-        mean = float(self._sum(rewards_N.where(valid_N, 0.0).sum())) / total if total else math.nan
-        spread = float(self._sum((rewards_N.where(valid_N, mean) - mean).square().sum()))
-        metrics = {
-            "reward": mean,
-            "reward_std": math.sqrt(spread / max(1.0, total - 1)),
-            "entropy": self._average(row_mean(rollouts.entropies_NT, rollouts.mask_NT).mean()),
-            "completions/mean_length": self._average(lengths_N.mean()),
-            "completions/clipped_ratio": self._average(rollouts.truncated_N.float().mean()),
-            "excluded_rows": self._average((~valid_N).float().mean()),
-            "reward_failures": float(self._sum(torch.tensor(float(failures), device=rewards_N.device))),
-        }
-        for name, part_N in rollouts.reward_parts.items():
-            applies_N = part_N.isfinite()
-            count = float(self._sum(applies_N.sum()))
-            summed = float(self._sum(part_N.where(applies_N, 0.0).sum()))
-            metrics[f"rewards/{name}/mean"] = summed / count if count else math.nan
-        return metrics
-
-    def _loss_metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        # Processes may hold different keys (a rank without a row that matters has none), so the list is fixed.
-        keys = ("loss", "tokens", "clipped", "ratio", "kl_old", "kl")
-        values = self._sum(torch.tensor([totals.get(k, 0.0) for k in keys], dtype=torch.float64, device=self._device))
-        summed = dict(zip(keys, values.tolist(), strict=True))
-        # Nothing was scored in a step of nothing but equal rewards: there is no ratio to speak of.
-        tokens = summed["tokens"] or math.nan
-        result = {
-            "loss": summed["loss"] / self.config.training.updates_per_rollout,
-            "clip_ratio": summed["clipped"] / tokens,
-            "ratio": summed["ratio"] / tokens,
-            "kl_old": summed["kl_old"] / tokens,
-        }
-        if self.loss_settings.get("beta"):
-            result["kl"] = summed["kl"] / tokens
-        return result
-
-    @property
-    def _device(self) -> torch.device:
-        return self.policy.device
-
     def _takes(self, name: str) -> bool:
         return name in inspect.signature(self.method.weights).parameters
-
-    def _sum(self, value: Tensor) -> Tensor:
-        return self.accelerator.reduce(value, "sum") if self.accelerator.num_processes > 1 else value  # type: ignore[return-value]
-
-    def _average(self, value: Tensor) -> float:
-        return float(self._sum(value)) / self.accelerator.num_processes

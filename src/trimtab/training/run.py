@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import logging
 import math
@@ -14,43 +13,32 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 
-from trimtab.config import SFT, RunConfig
+from trimtab.config import RunConfig
+from trimtab.config_method import SFT
 from trimtab.errors import InputError
 from trimtab.objectives import find_method
-from trimtab.policy.loading import Lora, Policy, load_policy, load_tokenizer, longest_sequence, resolve_model
-from trimtab.policy.rollouts import Rollouts
-from trimtab.policy.scorer import Scorer
+from trimtab.policy.loading import Lora, load_policy, load_tokenizer, longest_sequence, resolve_model
 from trimtab.progress import Progress
 from trimtab.seeds import derive_seed
 from trimtab.tasks.problems import Prompts, encode_rows, load_task_rows, prompt_limit
 from trimtab.tasks.rewards import RewardPart, load_rewards, needed_columns
 from trimtab.training.checkpoint import checkpoints, newest_checkpoint
 from trimtab.training.loop import Objective, train
+from trimtab.training.references import make_reference
 from trimtab.training.rl import GroupRelative
+from trimtab.training.rollback import RolledBack, roll_back
 from trimtab.training.sft import SupervisedFineTuning, encode_completions
+from trimtab.training.stored import Stored, StoredCompletions, read_stored
+from trimtab.training.teachers import check_teachers, load_teachers
 
 logger = logging.getLogger("trimtab")
 
 DECISIVE_KEYS = (
-    *("method", "seed", "model", "sampling", "optimizer", "rewards", "prompt", "data"),
+    *("method", "seed", "model", "teachers", "sampling", "optimizer", "rewards", "prompt", "data", "off_policy"),
     *("training.batch_size", "training.updates_per_rollout", "training.mixed_precision"),
 )
 """What a run cannot change half-way; it may train longer, log more, or split its batches otherwise."""
-
-
-@dataclass(frozen=True)
-class AdapterOff:
-    """The reference of a LoRA run: the same model with its adapters switched off, so no second copy is held."""
-
-    policy: Policy
-    scorer: Scorer
-
-    def score(self, rollouts: Rollouts, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """See `Scorer.score`."""
-        with self.policy.model.disable_adapter():  # type: ignore[operator]
-            return self.scorer.score(rollouts, temperature=temperature)
 
 
 @dataclass(frozen=True)
@@ -62,6 +50,7 @@ class Inputs:
     train: Prompts
     held_out: Prompts | None
     completions: list[list[int]]
+    stored: dict[int, list[Stored]]
 
 
 def read_inputs(config: RunConfig) -> Inputs:
@@ -78,9 +67,11 @@ def read_inputs(config: RunConfig) -> Inputs:
     for tracker in config.log.trackers:
         if importlib.util.find_spec(tracker) is None:
             raise InputError(f"log.trackers: {tracker} is not installed; pip install {tracker}, or leave it out")
+    _check_method(config, rewards)
     _warn(config)
     model = config.model
-    resolve_model(model.name, model.gguf_file)
+    for section in (model, *config.teachers):
+        resolve_model(section.name, section.gguf_file)
     supervised = config.method["name"] == SFT
     needed = [] if supervised else needed_columns(rewards)
     # A preset's answer must stand in every row; a function of the user's own may know what to do without.
@@ -117,7 +108,11 @@ def read_inputs(config: RunConfig) -> Inputs:
         if section is not None
     }
     completions = encode_completions(prompts["train"], tokenizer, longest) if supervised else []
-    return Inputs(rewards, tokenizer, prompts["train"], prompts.get("held out"), completions)
+    train = prompts["train"]
+    stored: dict[int, list[Stored]] = {}
+    if config.off_policy is not None and config.off_policy.data is not None:
+        train, stored = read_stored(config, train, tokenizer)
+    return Inputs(rewards, tokenizer, train, prompts.get("held out"), completions, stored)
 
 
 def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = None) -> dict[str, float]:
@@ -133,7 +128,7 @@ def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = 
 
     Raises:
         InputError: data, rewards or model cannot be used as configured.
-        RunError: too many rows without a reward.
+        RunError: too many rows without a reward; a collapse that the run is to stop at.
         Interrupted: a signal; the checkpoint is written.
     """
     if config.training.threads:
@@ -145,6 +140,24 @@ def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = 
         project_dir=config.output,
         cpu=not torch.cuda.is_available(),
     )
+    progress = Progress(title=title or Path(config.output).name, quiet=quiet or not accelerator.is_main_process)
+    try:
+        while True:
+            try:
+                return _train(config, inputs, accelerator, progress)
+            except RolledBack as back:
+                # What has to be forgotten is forgotten on disk, then the run continues like any that was killed.
+                if accelerator.is_main_process:
+                    roll_back(Path(config.output), back, config.monitor.rate_factor)
+                accelerator.wait_for_everyone()
+    finally:
+        progress.close()
+        if config.log.trackers:
+            accelerator.end_training()
+
+
+def _train(config: RunConfig, inputs: Inputs, accelerator: Accelerator, progress: Progress) -> dict[str, float]:
+    """Build the run anew, from its newest checkpoint when there is one, and train."""
     found = newest_checkpoint(Path(config.output))
     # New adapters are drawn from torch's global generator.
     torch.manual_seed(derive_seed(config.seed, "model"))
@@ -169,41 +182,44 @@ def run_training(config: RunConfig, *, quiet: bool = False, title: str | None = 
         objective = SupervisedFineTuning(*parts, completions=inputs.completions)
         per_step = config.training.batch_size
     else:
-        objective = GroupRelative(*parts, reference=make_reference(config, policy, resumed=found is not None))
+        objective = GroupRelative(
+            *parts,
+            reference=make_reference(config, policy, resumed=found is not None),
+            teachers=load_teachers(config, policy),
+            stored=StoredCompletions(config.off_policy, inputs.stored) if config.off_policy else None,
+        )
         per_step = config.prompts_per_step
     steps = config.training.steps or max(1, math.floor(config.training.epochs * len(inputs.train) / per_step))
-    progress = Progress(title=title or Path(config.output).name, quiet=quiet or not accelerator.is_main_process)
-    try:
-        return train(config, policy, objective, accelerator, steps=steps, progress=progress, found=found)
-    finally:
-        progress.close()
-        if config.log.trackers:
-            accelerator.end_training()
+    return train(config, policy, objective, accelerator, steps=steps, progress=progress, found=found)
 
 
-def make_reference(config: RunConfig, policy: Policy, *, resumed: bool) -> Any:
-    """The frozen policy that a KL term is measured against; None when the method's beta is 0 (no copy is made)."""
-    if not find_method(config.method["name"]).split(config.method_settings)[1].get("beta"):
-        return None
-    if config.model.lora is not None:
-        return AdapterOff(policy, Scorer(policy.model))
-    model = policy.model
-    if resumed:
-        # The policy has moved since; the reference is where it started.
-        section = config.model
-        model = load_policy(
-            section.name,
-            tokenizer=policy.tokenizer,
-            revision=section.revision,
-            gguf_file=section.gguf_file,
-            dtype=section.dtype,
-            trust_remote_code=section.trust_remote_code,
-            device=policy.device,
-        ).model
-    else:
-        model = copy.deepcopy(model)
-    model.eval().requires_grad_(False)
-    return Scorer(model)
+def _check_method(config: RunConfig, rewards: list[RewardPart]) -> None:
+    """Refuse what the method cannot make use of.
+
+    Raises:
+        InputError: says which key does not go with the method.
+    """
+    name = config.method["name"]
+    if name == SFT:
+        if config.teachers or config.off_policy is not None:
+            key = "teachers" if config.teachers else "off_policy"
+            raise InputError(f"{key}: method sft learns from the completions in data alone; leave it out")
+        return
+    check_teachers(config)
+    method = find_method(name)
+    weights_settings = method.split(config.method_settings)[0]
+    if not rewards and weights_settings.get("eta", 1.0):
+        raise InputError(f"rewards: none, but {name} learns from rewards; name some, or use method: distill with eta 0")
+    if config.off_policy is not None and (not method.at_every_update or weights_settings.get("form") == "token"):
+        raise InputError(
+            f"off_policy: {name} corrects for who sampled with importance ratios, and stored completions bring no "
+            "log-probabilities; use method: gvpo or distill (form: sequence)"
+        )
+    if method.at_every_update and (config.sampling.top_p < 1 or config.sampling.top_k > 0):
+        logger.warning(
+            "%s reaches its optimum where the sampler covers it; sampling.top_p below 1 or sampling.top_k leave holes",
+            name,
+        )
 
 
 def _warn(config: RunConfig) -> None:

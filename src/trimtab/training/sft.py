@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,12 @@ class SupervisedFineTuning:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Nothing to take up."""
+
+    def save(self, folder: Path) -> None:
+        """Nothing else."""
+
+    def load(self, folder: Path) -> None:
+        """Nothing else."""
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the step just done."""
