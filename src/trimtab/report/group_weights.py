@@ -180,7 +180,8 @@ def _computed_weights(
         ).weights_NT
     except ValueError as error:
         raise InputError(
-            f"{method.name} cannot weigh the group: {error}; give the weights with the completions, or name another method"
+            f"{method.name} cannot weigh the group: {error}; give the weights with the completions, or name another "
+            "method"
         ) from None
     return [row[: len(c.tokens)] for row, c in zip(weights_NT.tolist(), rows, strict=True)], notes
 
