@@ -105,6 +105,14 @@ class RewardSection(Section):
     name: str | None = Field(None, description="name in the log; default: the function's")
 
 
+class ProcessSection(Section):
+    """Where the steps of a completion end and what each is worth; for method grpo_process."""
+
+    scorer: str = Field(description="arithmetic, module:function, or the folder of a token-classification model")
+    delimiter: str = Field("\n\n", min_length=1, description="separates two steps of a completion")
+    separator: str = Field("\n", description="separates two steps in what a token-classification model reads")
+
+
 class OffPolicySection(Section):
     """Completions that were not just sampled, in every group; for methods without importance ratios."""
 
@@ -215,12 +223,13 @@ class RunConfig(Section):
     """A training run."""
 
     method: dict[str, Any] = Field(
-        description="gtpo, grpo, dr_grpo, dapo, gspo, gvpo, distill, rloo, reinforce, sft; or {name: .., settings}"
+        description="gtpo, grpo, grpo_process, dr_grpo, dapo, gspo, gvpo, distill, rloo, reinforce, sft; or a mapping"
     )
     model: ModelSection
     data: DataSection
     prompt: PromptSection = PromptSection()
     rewards: str | list[RewardSection] = Field("paper", description="paper, binary, none, or a list of functions")
+    process: ProcessSection | None = Field(None, description="method grpo_process: the step scorer")
     teachers: list[LoadedModelSection] = Field(
         default_factory=list, description="method distill: one for each of method.lambdas"
     )

@@ -73,6 +73,8 @@ def _try_out(found: Method, settings: Mapping[str, Any], max_length: int) -> Non
         "logps_NT": zeros_NT,
         "reference_logps_NT": zeros_NT,
         "teacher_logps_NT": [zeros_NT for _ in weights_settings.get("lambdas", [])],
+        "step_ends_NS": torch.zeros(2, 1, dtype=torch.long),
+        "step_rewards_NS": torch.tensor([[0.0], [1.0]]),
     }
     takes = inspect.signature(found.weights).parameters
     weights = found.weights(

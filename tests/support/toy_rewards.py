@@ -59,3 +59,26 @@ def falls_on_cue(completion_ids: list[list[int]], folder: list[str], cue: list[s
     cured = once and discarded.exists() and discarded.stat().st_size > 0
     fallen = not cured and (run / "metrics.jsonl").read_bytes().count(b"\n") >= int(first)
     return [(0.1 if fallen else 1.0) * value for value in low_bytes(completion_ids)]
+
+
+Steps = list[list[float | None]]
+
+
+def steps_without_z(steps: list[list[str]], **_: Any) -> Steps:
+    """A step scorer: 1 for a step without the letter z, weighed by its length, else 0."""
+    return [[0.0 if "z" in step else float(len(step)) for step in own] for own in steps]
+
+
+def no_steps(steps: list[list[str]], **_: Any) -> Steps:
+    """A step scorer that has nothing to say about any step."""
+    return [[None for _ in own] for own in steps]
+
+
+def steps_that_fail_on_the_first(steps: list[list[str]], **_: Any) -> Steps:
+    """A step scorer that returns a word for the first completion of the batch."""
+    return [["oops"] if row == 0 else [1.0] * len(own) for row, own in enumerate(steps)]  # type: ignore[list-item]
+
+
+def steps_with_a_hint(steps: list[list[str]], hint: list[str], **_: Any) -> Steps:
+    """A step scorer that needs a column."""
+    return [[1.0] * len(own) for own in steps]

@@ -98,7 +98,8 @@ def nearest(word: str, choices: Mapping[str, Any] | list[str]) -> str:
     names = sorted(choices)
     close = difflib.get_close_matches(word, names)
     # Letters in the wrong order are the commonest slip: gpto is gtpo, not gvpo.
-    close.sort(key=lambda name: (Counter(name) - Counter(word)).total())
+    letters: Counter[str] = Counter(word)
+    close.sort(key=lambda name: (Counter[str](name) - letters).total())
     return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
 
 

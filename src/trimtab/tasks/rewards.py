@@ -127,7 +127,9 @@ def _import_function(path: str, shown: str) -> Callable[..., Any]:
             raise InputError(f"the reward {shown!r}: there is no module {error.name!r}{hint}") from error
         raise InputError(f"the reward {shown!r}: importing {module_name} failed ({error}).") from error
     except Exception as error:
-        raise InputError(f"the reward {shown!r}: importing {module_name} failed ({_describe(error)}).") from error
+        raise InputError(
+            f"the reward {shown!r}: importing {module_name} failed ({describe_failure(error)})."
+        ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
@@ -279,17 +281,18 @@ def _call(
 ) -> tuple[list[float | None], list[str | None]]:
     """N values (None: does not apply, or failed) and N failure texts (None: no failure)."""
     try:
-        results = _as_list(function(**batch), count)
+        results = as_list(function(**batch), count)
     except Exception as error:
         if count <= 1:
-            return [None] * count, [_describe(error)] * count
+            return [None] * count, [describe_failure(error)] * count
         rows = [_call(function, {name: values[i : i + 1] for name, values in batch.items()}, 1) for i in range(count)]
         return [values[0] for values, _ in rows], [errors[0] for _, errors in rows]
-    checked = [_check(result) for result in results]
+    checked = [check_value(result) for result in results]
     return [value for value, _ in checked], [error for _, error in checked]
 
 
-def _as_list(result: Any, count: int) -> list[Any]:
+def as_list(result: Any, count: int) -> list[Any]:
+    """What a user's function returned for `count` completions, as a list of as many. Raises TypeError or ValueError."""
     if isinstance(result, str | bytes | Mapping | set | frozenset):
         raise TypeError(f"returned a {type(result).__name__} instead of a list of numbers")
     values = list(result)
@@ -298,7 +301,8 @@ def _as_list(result: Any, count: int) -> list[Any]:
     return values
 
 
-def _check(result: Any) -> tuple[float | None, str | None]:
+def check_value(result: Any) -> tuple[float | None, str | None]:
+    """A finite number (None: does not apply), and what is wrong with it otherwise."""
     if result is None:
         return None, None
     try:
@@ -307,11 +311,12 @@ def _check(result: Any) -> tuple[float | None, str | None]:
             return None, f"returned {type(number).__name__}, which is not a number"
         value = float(number)
     except Exception as error:
-        return None, _describe(error)
+        return None, describe_failure(error)
     return (value, None) if math.isfinite(value) else (None, f"returned {value}, which is not a finite number")
 
 
-def _describe(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
+    """An exception of a user's function in words, whatever its own text does."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trimtab.errors import InputError, did_you_mean
 from trimtab.policy.token_texts import REPLACEMENT, token_texts
 from trimtab.tasks.arithmetic import check_equations
-from trimtab.tasks.rewards import MAX_MESSAGES, RewardPart, _as_list, _check, _describe, needed_columns
+from trimtab.tasks.rewards import MAX_MESSAGES, RewardPart, as_list, check_value, describe_failure, needed_columns
 
 if TYPE_CHECKING:
     import torch
@@ -146,7 +146,9 @@ def load_step_scorer(
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # importing a user's module may fail in any way
-        raise InputError(f"the step scorer {spec!r}: importing {module_name} failed ({_describe(error)}).") from error
+        raise InputError(
+            f"the step scorer {spec!r}: importing {module_name} failed ({describe_failure(error)})."
+        ) from error
     found = getattr(module, attribute, None)
     if isinstance(found, StepScorer):
         return found
@@ -218,10 +220,10 @@ Scored = tuple[list[float | None], str | None]
 
 def _call(function: ScoringFunction, batch: Mapping[str, Sequence[Any]], count: int) -> list[Scored]:
     try:
-        results = _as_list(function(**batch), count)
+        results = as_list(function(**batch), count)
     except Exception as error:
         if count <= 1:
-            return [([None] * len(steps), _describe(error)) for steps in batch["steps"]]
+            return [([None] * len(steps), describe_failure(error)) for steps in batch["steps"]]
         alone = ({name: values[row : row + 1] for name, values in batch.items()} for row in range(count))
         return [_call(function, row, 1)[0] for row in alone]
     return [_check_row(result, len(steps)) for result, steps in zip(results, batch["steps"], strict=True)]
@@ -231,10 +233,10 @@ def _check_row(result: Any, count: int) -> Scored:
     try:
         values = list(result)
     except Exception as error:
-        return [None] * count, _describe(error)
+        return [None] * count, describe_failure(error)
     if len(values) != count:
         return [None] * count, f"returned {len(values)} values for {count} steps"
-    checked = [_check(value) for value in values]
+    checked = [check_value(value) for value in values]
     failure = next((failure for _, failure in checked if failure is not None), None)
     return ([None] * count if failure else [value for value, _ in checked]), failure
 

@@ -28,6 +28,7 @@ from trimtab.policy.scorer import Scorer
 from trimtab.seeds import derive_seed
 from trimtab.tasks.problems import Prompts
 from trimtab.tasks.rewards import RewardPart
+from trimtab.tasks.steps import StepScorer, step_tensors
 from trimtab.training.batches import micro_batches
 from trimtab.training.held_out import evaluate_held_out
 from trimtab.training.references import Reference
@@ -59,6 +60,7 @@ class GroupRelative:
         reference: Reference | None = None,
         teachers: Sequence[Teacher] = (),
         stored: StoredCompletions | None = None,
+        steps: StepScorer | None = None,
     ) -> None:
         self.config, self.policy, self.train, self.held_out = config, policy, train, held_out
         self.rewards, self.accelerator, self.reference = rewards, accelerator, reference
@@ -75,7 +77,7 @@ class GroupRelative:
             max_tokens=sampling.max_completion_tokens,
             entropy_temperature=sampling.entropy_temperature,
         )
-        self.maker = RolloutMaker(config, policy, train, rewards, self.sampler, self.params, accelerator, stored)
+        self.maker = RolloutMaker(config, policy, train, rewards, self.sampler, self.params, accelerator, stored, steps)
         self.total = Total(accelerator)
         self.initial_entropy: float | None = None
         self.warned = False
@@ -146,7 +148,7 @@ class GroupRelative:
         self._metrics = rollout_metrics(batch, self.total, stored=self.stored is not None)
         check_excluded(self._metrics["excluded_rows"], self.config.training.max_excluded_rows, step, batch.messages)
         repeats = self.config.training.updates_per_rollout
-        supplied = self._fixed_logps(batch)
+        supplied = self._fixed_inputs(batch)
         totals: dict[str, float] = {}
         # The policy has not moved at the first update, so its own log-probabilities are the old ones; they are kept
         # for the updates that follow.
@@ -190,9 +192,12 @@ class GroupRelative:
                 budget=self.config.training.micro_batch_tokens,
             )
 
-    def _fixed_logps(self, batch: Batch) -> dict[str, Any]:
-        """What the weights need of models that do not move during the step."""
+    def _fixed_inputs(self, batch: Batch) -> dict[str, Any]:
+        """What the weights need beside the rewards and does not move during the step."""
         supplied: dict[str, Any] = {}
+        if batch.steps is not None:
+            ends_NS, rewards_NS = step_tensors(batch.steps, batch.rollouts.mask_NT.device)
+            supplied |= {"step_ends_NS": ends_NS, "step_rewards_NS": rewards_NS}
         if self._takes("reference_logps_NT") and self.reference is not None:
             supplied["reference_logps_NT"] = self._score(self.reference, batch.rollouts)
         if self.teachers:

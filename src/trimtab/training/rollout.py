@@ -17,6 +17,7 @@ from trimtab.policy.sampler import LocalSampler, SamplingParams
 from trimtab.seeds import derive_seed
 from trimtab.tasks.problems import Prompts
 from trimtab.tasks.rewards import RewardPart, RewardTable, score_completions
+from trimtab.tasks.steps import StepScorer, StepTable, score_steps
 from trimtab.training.batches import step_rows
 from trimtab.training.stored import Stored, StoredCompletions, join_rollouts
 
@@ -32,6 +33,7 @@ class Batch:
         fresh: how many rows were sampled now.
         failures: calls of reward functions that failed.
         messages: why, the first few.
+        steps: the steps of every row, for a method of process rewards.
     """
 
     rollouts: Rollouts
@@ -40,6 +42,7 @@ class Batch:
     fresh: int
     failures: int
     messages: list[str]
+    steps: StepTable | None = None
 
 
 class RolloutMaker:
@@ -55,9 +58,11 @@ class RolloutMaker:
         params: SamplingParams,
         accelerator: Accelerator,
         stored: StoredCompletions | None,
+        steps: StepScorer | None,
     ) -> None:
         self.config, self.policy, self.train, self.rewards = config, policy, train, rewards
-        self.sampler, self.params, self.accelerator, self.stored = sampler, params, accelerator, stored
+        self.sampler, self.params, self.accelerator = sampler, params, accelerator
+        self.stored, self.steps = stored, steps
 
     def make(self, step: int) -> Batch:
         """Sample this process's share of the step's prompts, join what is stored of them, and reward all of it."""
@@ -88,6 +93,8 @@ class RolloutMaker:
             rollouts = join_rollouts(fresh, [self.train.ids[i] for i in prompts], extra, pad_id=self.policy.pad_id)
             rollouts = rollouts.to(self.policy.device)
         batch = self._reward(rollouts, prompts, [row for own in extra for row in own])
+        if self.steps is not None:
+            batch = self._score_steps(batch, self.steps)
         if self.stored is not None:
             self._keep(batch)
         return batch
@@ -126,6 +133,28 @@ class RolloutMaker:
             [texts[row] for row in rows],
             [ids[row] for row in rows],
             {name: [self.train.rows[owners[row]].get(name) for row in rows] for name in self.train.columns},
+        )
+
+    def _score_steps(self, batch: Batch, scorer: StepScorer) -> Batch:
+        """Score the steps; a row that the scorer failed on has no reward either."""
+        assert batch.rollouts.rewards_N is not None
+        owners = batch.owners
+        table = score_steps(
+            scorer,
+            [self.train.prompts[i] for i in owners],
+            batch.texts,
+            batch.rollouts.completion_lists(),
+            {name: [self.train.rows[i].get(name) for i in owners] for name in self.train.columns},
+            tokenizer=self.policy.tokenizer,
+        )
+        failed_N = torch.tensor(table.failed, device=batch.rollouts.mask_NT.device)
+        rewards_N = batch.rollouts.rewards_N.masked_fill(failed_N, torch.nan)
+        return replace(
+            batch,
+            rollouts=replace(batch.rollouts, rewards_N=rewards_N),
+            failures=batch.failures + sum(table.failed),
+            messages=[*batch.messages, *table.messages],
+            steps=table,
         )
 
     def _keep(self, batch: Batch) -> None:

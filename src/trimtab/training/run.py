@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import math
 import os
@@ -23,6 +24,7 @@ from trimtab.progress import Progress
 from trimtab.seeds import derive_seed
 from trimtab.tasks.problems import Prompts, encode_rows, load_task_rows, prompt_limit
 from trimtab.tasks.rewards import RewardPart, load_rewards, needed_columns
+from trimtab.tasks.steps import StepScorer, load_step_scorer, step_columns
 from trimtab.training.checkpoint import checkpoints, newest_checkpoint
 from trimtab.training.loop import Objective, train
 from trimtab.training.references import make_reference
@@ -35,7 +37,8 @@ from trimtab.training.teachers import check_teachers, load_teachers
 logger = logging.getLogger("trimtab")
 
 DECISIVE_KEYS = (
-    *("method", "seed", "model", "teachers", "sampling", "optimizer", "rewards", "prompt", "data", "off_policy"),
+    *("method", "seed", "model", "teachers", "sampling", "optimizer", "rewards", "process", "prompt", "data"),
+    "off_policy",
     *("training.batch_size", "training.updates_per_rollout", "training.mixed_precision"),
 )
 """What a run cannot change half-way; it may train longer, log more, or split its batches otherwise."""
@@ -74,6 +77,9 @@ def read_inputs(config: RunConfig) -> Inputs:
         resolve_model(section.name, section.gguf_file)
     supervised = config.method["name"] == SFT
     needed = [] if supervised else needed_columns(rewards)
+    # A model needs no columns, and is not loaded to be asked.
+    if config.process is not None and not Path(config.process.scorer).is_dir():
+        needed = list(dict.fromkeys([*needed, *step_columns(load_step_scorer(config.process.scorer))]))
     # A preset's answer must stand in every row; a function of the user's own may know what to do without.
     every_row = needed if isinstance(config.rewards, str) else []
     sections = {"train": config.data, "held out": config.evaluation.data}
@@ -187,10 +193,19 @@ def _train(config: RunConfig, inputs: Inputs, accelerator: Accelerator, progress
             reference=make_reference(config, policy, resumed=found is not None),
             teachers=load_teachers(config, policy),
             stored=StoredCompletions(config.off_policy, inputs.stored) if config.off_policy else None,
+            steps=make_step_scorer(config, accelerator.device),
         )
         per_step = config.prompts_per_step
     steps = config.training.steps or max(1, math.floor(config.training.epochs * len(inputs.train) / per_step))
     return train(config, policy, objective, accelerator, steps=steps, progress=progress, found=found)
+
+
+def make_step_scorer(config: RunConfig, device: torch.device | str) -> StepScorer | None:
+    """What judges the steps of a completion; None without process rewards."""
+    if config.process is None:
+        return None
+    section = config.process
+    return load_step_scorer(section.scorer, delimiter=section.delimiter, separator=section.separator, device=device)
 
 
 def _check_method(config: RunConfig, rewards: list[RewardPart]) -> None:
@@ -201,12 +216,16 @@ def _check_method(config: RunConfig, rewards: list[RewardPart]) -> None:
     """
     name = config.method["name"]
     if name == SFT:
-        if config.teachers or config.off_policy is not None:
-            key = "teachers" if config.teachers else "off_policy"
+        unused = {"teachers": config.teachers, "off_policy": config.off_policy, "process": config.process}
+        for key in (key for key, value in unused.items() if value):
             raise InputError(f"{key}: method sft learns from the completions in data alone; leave it out")
         return
     check_teachers(config)
     method = find_method(name)
+    takes_steps = "step_rewards_NS" in inspect.signature(method.weights).parameters
+    if takes_steps != (config.process is not None):
+        reason = "needs a step scorer" if takes_steps else "has no use for steps; use method: grpo_process"
+        raise InputError(f"process: {name} {reason}")
     weights_settings = method.split(config.method_settings)[0]
     if not rewards and weights_settings.get("eta", 1.0):
         raise InputError(f"rewards: none, but {name} learns from rewards; name some, or use method: distill with eta 0")
