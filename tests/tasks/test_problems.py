@@ -82,3 +82,33 @@ def test_the_longest_prompt_is_what_the_limit_and_the_positions_of_the_model_lea
     assert prompt_limit(DataSection(source="x"), None, 10) is None
     with pytest.raises(InputError, match=r"sampling\.max_completion_tokens: 40 leaves no room for a prompt"):
         prompt_limit(data, 40, 40)
+
+
+def test_a_data_set_by_its_short_name_is_looked_for_on_the_hub_with_its_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def load_rows(source: str, **settings: Any) -> list[dict[str, Any]]:
+        asked.update(settings, source=source)
+        return [{"prompt": "q", "answer": "1"}]
+
+    monkeypatch.setattr("trimtab.tasks.problems.load_rows", load_rows)
+    load_task_rows(DataSection(source="aime24", split="test"), PromptSection(), required=["answer"])
+    assert (asked["source"], asked["split"]) == ("HuggingFaceH4/aime_2024", "train")
+    assert (asked["columns"], asked["required"]) == ({"prompt": "problem"}, ["prompt", "answer"])
+    load_task_rows(DataSection(source="gsm8k", split="train", columns={"answer": "solution"}), PromptSection())
+    assert (asked["source"], asked["split"]) == ("openai/gsm8k:main", "train")
+    assert asked["columns"] == {"prompt": "question", "answer": "solution"}
+
+
+def test_a_file_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("math500").mkdir()
+    with pytest.raises(InputError, match="the data set 'math500'"):
+        load_task_rows(DataSection(source="math500"), PromptSection())
+
+
+def test_without_a_network_a_named_data_set_says_that_a_local_file_is_enough() -> None:
+    with pytest.raises(InputError, match="a local JSONL or Parquet file with the same columns is enough"):
+        load_task_rows(DataSection(source="amc23"), PromptSection())
