@@ -77,6 +77,22 @@ def test_check_says_that_a_configuration_is_valid_and_writes_nothing(
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
+        ({"method": "grpo_process"}, "process: grpo_process needs a step scorer"),
+        ({"method": "distill"}, "teachers: there are 0, but method.lambdas has 1 numbers"),
+        ({"rewards": "none"}, "rewards: none, but gtpo learns from rewards"),
+    ],
+)
+def test_check_finds_sections_that_do_not_go_with_the_method(
+    changes: dict[str, Any], expected: str, command: Command, configure: Configure
+) -> None:
+    outcome = command("train", configure(changes), "--check")
+    assert outcome.code == 2
+    assert expected in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
         ({"training.stesp": 3}, "training.stesp is not a key; did you mean 'steps'?"),
         ({"training.steps": "ten"}, "training.steps: input should be a valid integer, not 'ten'"),
         ({"sampling.group_size": 1}, "sampling: group_size must be at least 2"),

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.files import append_lines, read_lines, replace_file
+from trimtab.errors import InputError
+from trimtab.files import append_lines, held_alone, read_lines, replace_file
 
 
 def test_lines_come_back_as_they_were_added(tmp_path: Path) -> None:
@@ -43,3 +44,17 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         replace_file(path, b"new")
     assert json.loads(path.read_text()) == {"old": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_half_a_character_does_not_lose_the_line(tmp_path: Path) -> None:
+    append_lines(tmp_path / "log.jsonl", [{"a": "x\ud800y"}])
+    assert read_lines(tmp_path / "log.jsonl") == [{"a": "x?y"}]
+
+
+def test_a_folder_is_held_by_one_at_a_time_and_free_afterwards(tmp_path: Path) -> None:
+    with held_alone(tmp_path), pytest.raises(InputError, match="another process writes to it"), held_alone(tmp_path):
+        pass
+    with held_alone(tmp_path):
+        pass
+    with pytest.raises(InputError, match="absent: cannot be written"), held_alone(tmp_path / "absent"):
+        pass

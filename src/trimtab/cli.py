@@ -16,7 +16,7 @@ from trimtab.errors import InputError, Interrupted, RunError
 
 app = typer.Typer(
     name="trimtab",
-    help="Stable post-training of language models: GTPO next to GRPO, Dr. GRPO, DAPO, GSPO, RLOO and SFT.",
+    help="Stable post-training of language models: GTPO next to GRPO and its relatives, GVPO, distillation and SFT.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -89,6 +89,9 @@ def train(
 
     run_config = load_config(config, overrides)
     if check:
+        from trimtab.training.combinations import check_combinations
+
+        check_combinations(run_config)
         print(f"{config}: a valid configuration for {run_config.method['name']}")
         return
     from trimtab.training.run import run_training

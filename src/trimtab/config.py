@@ -288,6 +288,10 @@ class RunConfig(Section):
                 f"off_policy.share: {self.off_policy.share:g} leaves 1 fresh completion of {group}; "
                 "leave at least 2, or none"
             )
+        if self.off_policy is not None and self.fresh_per_group == group:
+            raise ValueError(
+                f"off_policy.share: {self.off_policy.share:g} of a group of {group} is not even one completion"
+            )
         return self
 
     @property

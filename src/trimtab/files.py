@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from trimtab.errors import InputError
 
 
 def sync(path: Path) -> None:
@@ -34,11 +37,38 @@ def replace_file(path: Path, content: bytes) -> None:
         raise
 
 
+@contextmanager
+def held_alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to a folder; it is free again when this one ends, however it ends.
+
+    Raises:
+        InputError: another process holds it, or it cannot be written.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Not a POSIX system.
+        yield
+        return
+    try:
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({error.strerror}); name another folder") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{folder}: another process writes to it; wait for it, or name another folder") from None
+        except OSError:  # A file system without locks.
+            pass
+        yield
+
+
 def append_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     """Add JSON lines to a file in one write."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
+    # Half of a surrogate pair, which a server may send, is no UTF-8.
+    with path.open("ab") as file:
+        file.write(text.encode("utf-8", "replace"))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,5 @@
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,3 +128,10 @@ def test_where_no_gold_can_be_parsed_nothing_is_compared() -> None:
     arms = [subject("a"), subject("b")]
     assert compare_arms(arms, {"a": {"d": broken}, "b": {"d": broken}}, config()) == []
     assert ("mean", None) not in values(broken)
+
+
+def test_a_selected_checkpoint_beside_the_final_ones_leaves_their_seeds_one_arm() -> None:
+    final = [replace(subject(f"a{n}", method="A", seed=n), checkpoint="final, step 9") for n in (0, 1)]
+    best = replace(subject("best", method="A", seed=0), checkpoint="selected, step 3: best of 2")
+    found = arms_of([*final, best])
+    assert {label: [s.label for s in arm] for label, arm in found.items()} == {"a0": ["a0", "a1"], "best": ["best"]}

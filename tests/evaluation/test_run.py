@@ -12,6 +12,7 @@ from trimtab.errors import InputError, RunError
 from trimtab.evaluation import run as module
 from trimtab.evaluation.config import EvaluateConfig
 from trimtab.evaluation.run import run_evaluation
+from trimtab.files import held_alone
 from trimtab.policy.completions import LocalCompleter
 from trimtab.policy.sampler import LocalSampler
 
@@ -219,3 +220,79 @@ def test_a_torn_end_is_sampled_again_and_nothing_else(
         assert len(server.seen) == asked + 1
         assert samples(tmp_path / "evaluation", "served") == whole
     assert {line["token_ids"] for line in whole} == {None}
+
+
+def test_data_sets_that_need_the_same_file_are_refused(evaluation: Write, tmp_path: Path) -> None:
+    data = [{"source": str(tmp_path / "problems.jsonl"), "label": label} for label in ("a b", "a/b")]
+    with pytest.raises(InputError, match="the labels 'a b' and 'a/b' need one file"):
+        evaluate(evaluation({"data": data}))
+
+
+def test_an_output_folder_that_cannot_be_made_is_named(evaluation: Write, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"output: .*below cannot be made \(.*\); name another folder"):
+        evaluate(evaluation({"output": str(tmp_path / "file" / "below")}))
+
+
+def test_a_second_evaluation_into_a_folder_is_refused_while_the_first_one_writes(
+    evaluation: Write, tmp_path: Path
+) -> None:
+    folder = tmp_path / "evaluation"
+    folder.mkdir()
+    with held_alone(folder), pytest.raises(InputError, match="another process writes to it"):
+        evaluate(evaluation())
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+    evaluate(evaluation())
+
+
+def test_times_that_cannot_be_read_are_named(evaluation: Write, tmp_path: Path) -> None:
+    evaluate(evaluation())
+    (tmp_path / "evaluation" / "timings.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(InputError, match=r"timings\.jsonl: cannot be read .*; remove it"):
+        evaluate(evaluation())
+
+
+def test_labels_with_square_brackets_are_printed_as_they_are(
+    evaluation: Write, command: Callable[..., Any], tiny_model: Path
+) -> None:
+    models = [{"model": str(tiny_model), "label": label} for label in ("[/a]", "[red]")]
+    outcome = command("evaluate", evaluation({"models": models}), "--quiet")
+    assert outcome.code == 0 and "[/a]" in outcome.out and "[red] against [/a]" in outcome.out
+
+
+def test_a_prompt_without_room_is_counted_once_and_the_model_is_not_loaded_again_for_it(
+    evaluation: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = evaluation()
+    rows = [{"prompt": "1 + 1 =", "answer": 2}, {"prompt": "long " * 40, "answer": 2}]
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = evaluate(path)["subjects"][0]["data"]["problems"]
+    assert (data["problems"], data["too_long_prompts"]) == (1, 1)
+    monkeypatch.setattr(module, "Backend", None)
+    assert evaluate(path)["subjects"][0]["data"]["problems"] == data
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "q", "answer": {"x": 1}}, "row 1: the answer is a dict; it must be text or a number"),
+        ({"prompt": "q", "answer": True}, "row 1: the answer is a bool"),
+        ({"prompt": 5, "answer": 1}, "row 1: the column 'prompt' must be a string"),
+    ],
+)
+def test_a_row_of_the_wrong_kind_is_named_before_anything_is_written(
+    row: dict[str, Any], message: str, evaluation: Write, tmp_path: Path
+) -> None:
+    path = evaluation()
+    (tmp_path / "problems.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(InputError, match=message):
+        evaluate(path)
+    assert not (tmp_path / "evaluation").exists()
+
+
+def test_samples_without_a_record_of_how_they_were_drawn_are_not_adopted(evaluation: Write, tmp_path: Path) -> None:
+    path = evaluation()
+    evaluate(path)
+    (tmp_path / "evaluation" / "samples" / "tiny" / "about.json").unlink()
+    with pytest.raises(InputError, match="nobody knows how the samples beside it were drawn"):
+        evaluate(path, "seed=5")

@@ -9,31 +9,33 @@ from trimtab.evaluation.samples import check_about, file_name, fingerprint, fini
 from trimtab.policy.completions import Completion
 
 
+def line(problem: int, sample: int) -> dict[str, Any]:
+    judged = {"completion": "x", "answer": None, "verdict": False, "format": False, "tokens": 1, "truncated": False}
+    return {"problem": problem, "sample": sample, **judged, "entropy": None}
+
+
 def write(path: Path, lines: list[dict[str, Any]], tail: str = "") -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + tail, encoding="utf-8")
 
 
 def test_a_problem_counts_as_finished_with_all_its_samples_and_anything_less_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    whole = [{"problem": 4, "sample": n} for n in (1, 0)]
-    write(path, [*whole, {"problem": 2, "sample": 0}], tail='{"problem": 2, "sam')
-    assert finished_problems(path, 2) == {4: [{"problem": 4, "sample": 0}, {"problem": 4, "sample": 1}]}
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
-        {"problem": 4, "sample": 0},
-        {"problem": 4, "sample": 1},
-    ]
+    whole = [line(4, n) for n in (1, 0)]
+    write(path, [*whole, line(2, 0)], tail='{"problem": 2, "sam')
+    assert finished_problems(path, 2) == {4: [line(4, 0), line(4, 1)]}
+    assert [json.loads(raw) for raw in path.read_text().splitlines()] == [line(4, 0), line(4, 1)]
 
 
 def test_a_torn_line_alone_is_removed_so_that_the_next_one_does_not_join_it(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    write(path, [{"problem": 0, "sample": 0}], tail='{"pro')
+    write(path, [line(0, 0)], tail='{"pro')
     assert list(finished_problems(path, 1)) == [0]
-    assert path.read_text() == '{"problem": 0, "sample": 0}\n'
+    assert path.read_text() == json.dumps(line(0, 0)) + "\n"
 
 
 def test_a_whole_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    write(path, [{"problem": 0, "sample": 0}])
+    write(path, [line(0, 0)])
     before = path.stat().st_mtime_ns
     assert list(finished_problems(path, 1)) == [0]
     assert path.stat().st_mtime_ns == before
@@ -84,3 +86,26 @@ def test_labels_become_names_of_files() -> None:
         "Qwen2.5-3B",
         "Ärger",
     ]
+
+
+def test_a_long_label_fits_into_a_file_name_in_any_alphabet(tmp_path: Path) -> None:
+    (tmp_path / f"{file_name('語' * 300)}.jsonl").touch()
+
+
+def test_what_differs_inside_a_setting_is_named(tmp_path: Path) -> None:
+    check_about(tmp_path, {"sampling": {"temperature": 1.0, "top_k": 0}, "data": {}})
+    with pytest.raises(InputError, match=r"another sampling \(temperature 1.0, now 0.5\); name"):
+        check_about(tmp_path, {"sampling": {"temperature": 0.5, "top_k": 0}, "data": {}})
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_an_unreadable_record_of_the_settings_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "about.json").write_text(text)
+    with pytest.raises(InputError, match=r"about\.json: cannot be read .*; remove .* to sample again"):
+        check_about(tmp_path, {"data": {}})
+
+
+def test_a_line_without_its_problem_is_explained(tmp_path: Path) -> None:
+    write(tmp_path / "s.jsonl", [{"sample": 0}])
+    with pytest.raises(InputError, match="a line has no 'problem'; remove the file"):
+        finished_problems(tmp_path / "s.jsonl", 1)

@@ -367,3 +367,11 @@ def test_an_error_of_the_caller_comes_through_and_ends_the_work() -> None:
 def test_an_empty_content_is_an_empty_completion() -> None:
     raw = b'{"choices": [{"message": {"content": null}, "finish_reason": "length"}], "usage": {"completion_tokens": 9}}'
     assert parse_choices(raw, "chat") == [Completion("", True, 9)]
+
+
+def test_log_probabilities_with_a_gap_are_none_and_the_tokens_come_from_the_count() -> None:
+    raw = (
+        b'{"choices": [{"text": "4", "finish_reason": "stop", "logprobs": {"token_logprobs": [null, -1.0]}}],'
+        b' "usage": {"completion_tokens": 3}}'
+    )
+    assert parse_choices(raw, "completions") == [Completion("4", False, 3)]

@@ -4,6 +4,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from trimtab.tasks.steps import Step, StepScorer
+
 
 def low_bytes(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
     """0 to 10: the share of a completion's tokens in the lower half of the vocabulary."""
@@ -82,3 +84,15 @@ def steps_that_fail_on_the_first(steps: list[list[str]], **_: Any) -> Steps:
 def steps_with_a_hint(steps: list[list[str]], hint: list[str], **_: Any) -> Steps:
     """A step scorer that needs a column."""
     return [[1.0] * len(own) for own in steps]
+
+
+def _raises_on_even(text: str) -> list[Step]:
+    if len(text) % 2 == 0:
+        raise RuntimeError("no step here")
+    return [Step(text, 0, len(text))]
+
+
+cut_that_raises = StepScorer("cut_that_raises", steps_without_z, _raises_on_even)
+cut_past_the_end = StepScorer(
+    "cut_past_the_end", steps_without_z, lambda text: [Step(text, 0, len(text) + (len(text) + 1) % 2)] if text else []
+)

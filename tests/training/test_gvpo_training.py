@@ -1,6 +1,8 @@
 import json
 import logging
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,19 @@ import toy_rewards
 from run_folder import RunFolder, distance, load_weights
 
 from trimtab.errors import InputError
+from trimtab.objectives import gvpo_loss
 from trimtab.policy.loading import load_policy, load_tokenizer
 from trimtab.policy.sampler import LocalSampler, SamplingParams
 from trimtab.policy.scorer import Scorer
+from trimtab.seeds import derive_seed
+from trimtab.training.batches import step_rows
 from trimtab.training.references import MovingAverage
 from trimtab.training.stored import Stored, join_rollouts
-from trimtab.training.teachers import Teacher, same_tokens
+from trimtab.training.teachers import Teacher, same_tokens, whole_texts
 
 Train = Callable[..., RunFolder]
 
+PROMPTS = ["1 + 2 =", "30 + 4 =", "5 + 6 =", "70 + 80 =", "9 + 9 ="]
 GVPO = {"method": {"name": "gvpo", "beta": 0.5}, "training.steps": 3}
 
 
@@ -59,6 +65,31 @@ def test_with_several_updates_the_rollout_reference_stays_where_it_sampled(train
     assert all(value > 1e-3 for value in run.column("gvpo/log_ratio_abs"))
 
 
+def test_every_update_is_a_step_down_the_loss_in_one_piece(train: Train, tiny_model: Path) -> None:
+    changes = {"method": {"name": "gvpo", "reference": "frozen", "beta": 0.5}, "training.updates_per_rollout": 3}
+    run = train({**changes, "training.steps": 1, "optimizer": {"name": "sgd", "learning_rate": 0.05}})
+
+    policy = load_policy(str(tiny_model))
+    prompts = [policy.tokenizer(PROMPTS[row]).input_ids for row in step_rows(len(PROMPTS), 2, 1, 0)]
+    sampler = LocalSampler(policy.model, end_ids=policy.end_ids, pad_id=policy.pad_id)
+    rollouts = sampler.sample(prompts, 4, SamplingParams(max_tokens=8), derive_seed(0, 1, "rollout"))
+    rewards_N = torch.tensor(toy_rewards.low_bytes(rollouts.completion_lists()))
+    scorer = Scorer(policy.model)
+    reference_NT = scorer.score(rollouts)[0].detach()
+    for _ in range(3):
+        policy.model.zero_grad()
+        logps_NT, _ = scorer.score(rollouts)
+        mask_NT, groups_N = rollouts.mask_NT, rollouts.group_ids_N
+        loss = gvpo_loss(logps_NT, mask_NT, rewards_N, groups_N, reference_logps_NT=reference_NT, beta=0.5)
+        (loss / 0.5).backward()
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter -= 0.05 * parameter.grad
+    assert distance(run.weights, dict(policy.model.named_parameters())) < 1e-5
+    assert distance(run.weights, load_weights(tiny_model)) > 1e-3
+
+
 @pytest.mark.parametrize("changes", [{"training.micro_batch_tokens": 16}, {"training.micro_batch_tokens": 40}])
 def test_the_size_of_micro_batches_changes_nothing(changes: dict[str, Any], train: Train) -> None:
     common = {"method": {"name": "gvpo", "reference": "frozen"}, "training.steps": 2, "training.updates_per_rollout": 2}
@@ -96,9 +127,20 @@ def test_a_sampler_with_holes_is_warned_of(train: Train, caplog: pytest.LogCaptu
     assert "gvpo reaches its optimum where the sampler covers it" in caplog.text
 
 
-# Completions from elsewhere
+def test_what_the_weights_are_made_of_is_measured_without_dropout(
+    tiny_model: Path, train: Train, tmp_path: Path
+) -> None:
+    folder = tmp_path / "dropout"
+    shutil.copytree(tiny_model, folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "attention_dropout": 0.5}))
+    for kind, lora in (("frozen", None), ("ema", None), ("frozen", {"rank": 2})):
+        changes = {"method": {"name": "gvpo", "reference": kind}, "model": {"name": str(folder), "lora": lora}}
+        run = train({**changes, "training.steps": 1}, name=f"{kind} {bool(lora)}")
+        assert run.metrics[1]["gvpo/log_ratio_abs"] < 1e-5
 
-PROMPTS = ["1 + 2 =", "30 + 4 =", "5 + 6 =", "70 + 80 =", "9 + 9 ="]
+
+# Completions from elsewhere
 
 
 def test_a_run_can_learn_from_a_file_alone_and_samples_nothing(
@@ -134,8 +176,21 @@ def test_stored_completions_join_the_fresh_ones_of_their_prompt(train: Train, tm
     for line in lines:
         by_group.setdefault(line["group"], []).append(line["completion"])
     assert all(len(said) == 4 and said.count(" 7") >= 2 for said in by_group.values())
+    # A stored completion says where it comes from, and its entropy is not known.
+    assert {(line["source"], line["entropy"] is None) for line in lines} == {("fresh", False), ("teacher", True)}
     # The metrics of the policy are those of what it sampled.
     assert max(run.column("reward")) <= 10.0
+
+
+def test_a_file_that_brings_all_rewards_needs_no_reward_function(train: Train, tmp_path: Path) -> None:
+    rows = [{"prompt": PROMPTS[0], "completion": f" {n}", "reward": n} for n in range(3)]
+    off = {"share": 1.0, "data": write(tmp_path / "scored.jsonl", rows)}
+    run = train({**GVPO, "rewards": "none", "off_policy": off})
+    assert run.column("reward") == [1.0] * 3
+    del rows[1]["reward"]
+    off = {"share": 1.0, "data": write(tmp_path / "scored.jsonl", rows)}
+    with pytest.raises(InputError, match="row 2: no reward, and rewards: none; give one, or name functions"):
+        train({**GVPO, "rewards": "none", "off_policy": off}, name="other")
 
 
 def test_rows_without_a_reward_are_judged_by_the_runs_own_functions(train: Train, tmp_path: Path) -> None:
@@ -186,6 +241,7 @@ def test_unusable_rows_are_counted_and_a_file_without_any_is_refused(
         ({"completion": 3}, "row 1: the completion is a int; it must be text"),
         ({"completion": " 3", "reward": "good"}, "row 1: the reward is 'good'; it must be a number, or left out"),
         ({"completion": " 3", "reward": True}, "row 1: the reward is True"),
+        ({"completion": " 3", "truncated": "no"}, "row 1: truncated is 'no'; it must be true or false, or left out"),
     ],
 )
 def test_a_row_of_the_wrong_kind_is_named(row: dict[str, Any], message: str, train: Train, tmp_path: Path) -> None:
@@ -200,10 +256,12 @@ def test_a_row_of_the_wrong_kind_is_named(row: dict[str, Any], message: str, tra
         ({"method": "grpo", "off_policy": {"share": 0.5, "replay": 4}}, "off_policy: grpo corrects for who sampled"),
         ({"off_policy": {"share": 0.5}}, "name a file under off_policy.data, or keep own completions"),
         ({"off_policy": {"share": 1.0, "replay": 4}}, "with 1 nothing is sampled, so off_policy.data is needed"),
+        ({"off_policy": {"share": 0.1, "replay": 4}}, "0.1 of a group of 4 is not even one completion"),
         ({"off_policy": {"share": 0.75, "replay": 4}}, "0.75 leaves 1 fresh completion of 4"),
         ({"method": "sft", "off_policy": {"share": 0.5, "replay": 4}}, "off_policy: method sft learns from"),
         ({"rewards": "none"}, "rewards: none, but gvpo learns from rewards"),
         ({"teachers": [{"name": "x"}]}, "teachers: gvpo takes none; use method: distill"),
+        ({"method": "distill", "teachers": [{"name": "./nowhere"}]}, "teachers.0.name: there is no folder ./nowhere"),
         ({"method": "distill"}, "teachers: there are 0, but method.lambdas has 1 numbers"),
         ({"method": {"name": "gvpo", "beta": 0.0}}, "beta"),
     ],
@@ -238,6 +296,8 @@ def teacher_folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -
 def test_a_teacher_that_is_the_student_leaves_the_weights_alone(train: Train, tiny_model: Path) -> None:
     run = train({**distil(tiny_model), "training.steps": 2, "optimizer.name": "sgd"})
     assert distance(run.weights, load_weights(tiny_model)) < 1e-6
+    # Nothing judged it.
+    assert run.column("reward") == [None, None]
 
 
 @pytest.mark.parametrize("form", ["sequence", "token"])
@@ -259,6 +319,13 @@ def test_two_teachers_of_one_model_share_it_and_their_lambdas_add_up(train: Trai
 def test_extrapolation_past_the_teacher_needs_the_reference_and_has_it(train: Train, teacher_folder: Path) -> None:
     run = train({**distil(teacher_folder, lambdas=[1.5]), "training.steps": 3})
     assert run.column("gvpo/log_ratio_abs")[2] > 0
+
+
+def test_distillation_without_teachers_is_gvpo(train: Train) -> None:
+    settings = {"beta": 0.5, "reference": "rollout"}
+    gvpo = train({"method": {"name": "gvpo", **settings}, "training.steps": 2}, name="gvpo")
+    distilled = {"method": {"name": "distill", "lambdas": [], "eta": 1.0, **settings}, "training.steps": 2}
+    assert distance(train(distilled, name="distill").weights, gvpo.weights) < 1e-5
 
 
 def test_a_verifier_can_be_added_to_the_teacher(train: Train, teacher_folder: Path) -> None:
@@ -297,18 +364,34 @@ def test_a_teacher_of_other_tokens_reads_the_text_and_rows_that_do_not_come_back
     assert same_tokens(student.tokenizer, student.tokenizer)
     assert not same_tokens(student.tokenizer, policy.tokenizer)
     teacher = Teacher("other", policy, Scorer(policy.model), same_tokens=False)
-    texts = [" 3", " 44", " cut", " Upper"]
+    texts = [" 3", " 44", " cut", " Upper", " 5"]
     rows = [
         Stored([*student.tokenizer(t, add_special_tokens=False).input_ids, 1], t, 0.0, t == " cut", "") for t in texts
     ]
+    # A token that its text does not show.
+    rows[4].ids.insert(0, 2)
+    texts = whole_texts(student.tokenizer, [row.ids for row in rows], texts)
     prompt = "1 + 2 ="
     rollouts = join_rollouts(None, [student.tokenizer(prompt).input_ids], [rows], pad_id=2)
-    sums_N = teacher.score(rollouts, [prompt] * 4, texts, temperature=1.0, budget=10_000)
-    assert sums_N.isnan().tolist() == [False, False, True, True]
+    sums_N = teacher.score(rollouts, [prompt] * 5, texts, temperature=1.0, budget=10_000)
+    assert sums_N.isnan().tolist() == [False, False, True, True, True]
     own = policy.tokenizer
     alone = join_rollouts(None, [own(prompt).input_ids], [[stored(own, " 44")]], pad_id=2)
     logps_NT, _ = Scorer(policy.model).score(alone)
     assert float(sums_N[1]) == pytest.approx(float(logps_NT.detach().sum()), abs=1e-4)
+
+
+def test_a_teachers_turn_ends_with_the_token_that_its_tokenizer_names(other_tokens: Path) -> None:
+    policy = load_policy(str(other_tokens))
+    rows = [stored(policy.tokenizer, " 44")]
+    rollouts = join_rollouts(None, [policy.tokenizer("1 + 2 =").input_ids], [rows], pad_id=2)
+    sums = [
+        Teacher("other", replace(policy, end_ids=ends), Scorer(policy.model), same_tokens=False).score(
+            rollouts, ["1 + 2 ="], [" 44"], temperature=1.0, budget=10_000
+        )
+        for ends in ((1,), (0, 1))
+    ]
+    assert torch.equal(*sums)
 
 
 def test_a_teacher_of_other_tokens_teaches_whole_completions_only(train: Train, other_tokens: Path) -> None:

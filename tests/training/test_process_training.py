@@ -32,10 +32,26 @@ def test_a_row_that_the_scorer_fails_on_is_excluded_and_counted(train: Train) ->
     assert run.metrics[1]["excluded_rows"] == pytest.approx(1 / 8)
 
 
+def test_the_steps_alone_need_no_reward_of_the_whole(train: Train) -> None:
+    alone = {**PROCESS, "method": {"name": "grpo_process", "outcome": "none"}}
+    with_outcome = train(alone, name="with")
+    assert distance(train({**alone, "rewards": "none"}, name="without").weights, with_outcome.weights) == 0.0
+
+
+@pytest.mark.parametrize("cut", ["cut_that_raises", "cut_past_the_end"])
+def test_a_cut_that_fails_costs_its_row_alone(cut: str, train: Train) -> None:
+    run = train(
+        {**PROCESS, "process.scorer": f"toy_rewards:{cut}", "training.steps": 1, "training.max_excluded_rows": 1.0}
+    )
+    assert 0 < run.metrics[1]["excluded_rows"] < 1
+    assert run.metrics[1]["reward_failures"] == 8 * run.metrics[1]["excluded_rows"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"method": "grpo_process"}, "process: grpo_process needs a step scorer"),
+        ({**PROCESS, "rewards": "none"}, "rewards: none, but grpo_process learns from rewards"),
         ({"method": "grpo", **STEPS}, "process: grpo has no use for steps; use method: grpo_process"),
         ({"method": "sft", **STEPS}, "process: method sft learns from the completions in data alone"),
         ({**PROCESS, "process.scorer": "toy_rewards:steps_without_y"}, "steps_without_z"),

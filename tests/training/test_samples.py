@@ -31,6 +31,7 @@ def lines(tiny_model: Path, *, count: int, rewards: list[float]) -> list[dict[st
         TokenWeights(weights_NT, mask_NT),
         prompts=["p", "p", "q", "q", "r", "r"],
         texts=["a", "bc"] * 3,
+        sources=["fresh"] * 6,
         tokenizer=load_tokenizer(str(tiny_model)),
         count=count,
     )

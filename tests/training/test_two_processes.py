@@ -43,8 +43,14 @@ def start_two(path: Path, log: Path, *, hit: Hit | None = None) -> list[Child]:
         {"method": {"name": "dapo", "beta": 0.04}, "rewards": [{"function": "toy_rewards:raises_on_every_fourth"}]},
         {"method": "sft", "training.batch_size": 4},
         {"method": "gtpo", "model.lora": {"rank": 2}},
+        {
+            "method": {"name": "gvpo", "reference": "frozen"},
+            "training.updates_per_rollout": 2,
+            "optimizer": {"name": "sgd", "learning_rate": 0.02},
+            "off_policy": {"share": 0.5, "replay": 4},
+        },
     ],
-    ids=["gtpo", "dapo with a reference and failing rewards", "sft", "adapters"],
+    ids=["gtpo", "dapo with a reference and failing rewards", "sft", "adapters", "gvpo with a replay buffer"],
 )
 def test_two_processes_end_where_one_does(
     changes: dict[str, Any], train: Train, configure: Configure, tmp_path: Path
@@ -57,15 +63,44 @@ def test_two_processes_end_where_one_does(
     assert two.steps == one.steps
     # A share of tokens, averaged over processes that hold unequal numbers of them: not the share of all tokens.
     inexact = {"gtpo/conflict_fraction"}
+    if "off_policy" in changes:
+        # A mean over groups, which are here of unequal size.
+        inexact.add("gvpo/variance")
     for ours, theirs in zip(two.metrics, one.metrics, strict=True):
         assert ours.keys() == theirs.keys()
-        exact = ours.keys() - inexact
+        assert {key for key in ours if ours[key] is None} == {key for key in theirs if theirs[key] is None}
+        exact = {key for key in ours.keys() - inexact if ours[key] is not None}
         assert [ours[key] for key in exact] == pytest.approx([theirs[key] for key in exact], abs=1e-5, rel=1e-4)
     if "model.lora" in changes:
         return
     assert distance(one.weights, two.weights) < 1e-5
     # Progress is shown once.
     assert "step 4/4" in children[0].said and "step" not in children[1].said
+
+
+def test_two_processes_share_stored_groups_of_unequal_size(train: Train, configure: Configure, tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"prompt": f"{n} + {n} =", "completion": f" {k}", "reward": k}) + "\n"
+        for n in range(6)
+        for k in range(2 + n % 3)
+    ]
+    (tmp_path / "stored.jsonl").write_text("".join(lines), encoding="utf-8")
+    stored = {"source": str(tmp_path / "stored.jsonl")}
+    changes = {
+        "method": {"name": "gvpo", "reference": "ema", "ema_decay": 0.5},
+        "data": stored,
+        "off_policy": {"share": 1.0, "data": stored},
+        "rewards": "none",
+        "optimizer": {"name": "sgd", "learning_rate": 0.02},
+        "training.updates_per_rollout": 2,
+    }
+    one = train(changes, name="one")
+    children = start_two(configure(changes, name="two"), tmp_path / "log")
+    assert [child.wait() for child in children] == [0, 0], [child.said for child in children]
+    two = RunFolder(tmp_path / "two")
+    assert distance(one.weights, two.weights) < 1e-5
+    for key in ("reward", "completions/mean_length", "grad_norm", "gvpo/weight_max", "gvpo/log_ratio_abs"):
+        assert two.column(key) == pytest.approx(one.column(key), rel=1e-4)
 
 
 def test_a_process_whose_rows_are_all_masked_adds_nothing_to_the_denominator(

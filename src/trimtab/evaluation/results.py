@@ -85,18 +85,27 @@ def _mean(lines: Sequence[Line], key: str) -> float | None:
 
 
 def arms_of(subjects: Sequence[Subject]) -> dict[str, list[Subject]]:
-    """Subjects that differ by their seed alone, under the label of the first."""
+    """Subjects that differ by their seed alone, under the label of the first; a run's checkpoints are kept apart."""
     alike: dict[tuple[str, str, str], list[Subject]] = {}
     for subject in subjects:
         alike.setdefault((subject.base, subject.training, subject.method), []).append(subject)
     arms: dict[str, list[Subject]] = {}
     for group in alike.values():
-        seeds = {subject.seed for subject in group}
-        if None in seeds or len(seeds) < len(group):
-            arms |= {subject.label: [subject] for subject in group}
-        else:
+        if _differ_by_seed(group):
             arms[group[0].label] = group
+            continue
+        # The final checkpoints of all seeds stay one arm when a selected one of some seed stands beside them.
+        checkpoints: dict[str, list[Subject]] = {}
+        for subject in group:
+            checkpoints.setdefault(subject.checkpoint, []).append(subject)
+        for own in checkpoints.values():
+            arms |= {own[0].label: own} if _differ_by_seed(own) else {subject.label: [subject] for subject in own}
     return arms
+
+
+def _differ_by_seed(group: Sequence[Subject]) -> bool:
+    seeds = {subject.seed for subject in group}
+    return None not in seeds and len(seeds) == len(group)
 
 
 def compare_arms(

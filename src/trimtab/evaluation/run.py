@@ -19,9 +19,18 @@ from trimtab.evaluation.backend import Backend
 from trimtab.evaluation.config import EvaluateConfig, EvaluationData
 from trimtab.evaluation.intervals import warn_of_identical_seeds
 from trimtab.evaluation.results import Problems, arms_of, compare_arms, judged_problems, scores_of
-from trimtab.evaluation.samples import Line, check_about, file_name, fingerprint, finished_problems, judge
+from trimtab.evaluation.samples import (
+    Line,
+    check_about,
+    file_name,
+    fingerprint,
+    finished_problems,
+    judge,
+    left_out,
+    write_left_out,
+)
 from trimtab.evaluation.subjects import Subject, find_subjects
-from trimtab.files import append_lines, read_lines, replace_file
+from trimtab.files import append_lines, held_alone, read_lines, replace_file
 from trimtab.policy.completions import Completion, stretches
 from trimtab.policy.sampler import SamplingParams
 from trimtab.progress import Progress
@@ -41,6 +50,7 @@ class Work:
         data: the data section.
         rows: its rows.
         prompt: how a row becomes a prompt.
+        contents: each row's prompt, without system message and examples.
         path: file of the samples.
     """
 
@@ -48,6 +58,7 @@ class Work:
     data: EvaluationData
     rows: list[dict[str, Any]]
     prompt: PromptSection
+    contents: list[str | list[dict[str, str]]]
     path: Path
 
 
@@ -67,7 +78,17 @@ def run_evaluation(config: EvaluateConfig, *, quiet: bool = False) -> dict[str, 
     """
     subjects, works = plan(config)
     output = Path(config.output)
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"output: {output} cannot be made ({error.strerror}); name another folder") from error
+    with held_alone(output):
+        return _evaluate(subjects, works, config, output, quiet)
+
+
+def _evaluate(
+    subjects: list[Subject], works: dict[str, list[Work]], config: EvaluateConfig, output: Path, quiet: bool
+) -> dict[str, Any]:
     replace_file(output / "config.yaml", yaml.safe_dump(config.model_dump(), sort_keys=False).encode())
     started = {"command": sys.argv, "commit": commit(), "seed": config.seed}
     replace_file(output / "environment.json", json.dumps({**describe_environment(), **started}, indent=1).encode())
@@ -107,6 +128,11 @@ def plan(config: EvaluateConfig) -> tuple[list[Subject], dict[str, list[Work]]]:
         raise InputError(f"output: {output} is a file; name a folder")
     if (output / "metrics.jsonl").exists():
         raise InputError(f"output: {output} is the folder of a training run; name another")
+    files: dict[str, str] = {}
+    for section in config.data:
+        name = file_name(section.title)
+        if files.setdefault(name, section.title) != section.title:
+            raise InputError(f"data: the labels {files[name]!r} and {section.title!r} need one file; change one")
     subjects = find_subjects(config)
     folders: dict[str, str] = {}
     works: dict[str, list[Work]] = {}
@@ -115,17 +141,26 @@ def plan(config: EvaluateConfig) -> tuple[list[Subject], dict[str, list[Work]]]:
         if folders.setdefault(name, subject.label) != subject.label:
             raise InputError(f"models: the labels {folders[name]!r} and {subject.label!r} need one folder; change one")
         prompt = config.prompt or subject.prompt or PromptSection()
-        works[subject.label] = [
-            Work(
-                subject,
-                section,
-                load_task_rows(section, prompt, required=["answer"]),
-                prompt,
-                output / "samples" / name / f"{file_name(section.title)}.jsonl",
-            )
-            for section in config.data
-        ]
+        works[subject.label] = []
+        for section in config.data:
+            rows = load_task_rows(section, prompt, required=["answer"])
+            path = output / "samples" / name / f"{file_name(section.title)}.jsonl"
+            contents = [_content(row, number, section, prompt) for number, row in enumerate(rows, 1)]
+            works[subject.label].append(Work(subject, section, rows, prompt, contents, path))
     return subjects, works
+
+
+def _content(row: dict[str, Any], number: int, data: EvaluationData, prompt: PromptSection) -> Any:
+    """A row's prompt. Raises InputError, with the row's number, when the prompt or the answer is of the wrong kind."""
+    answer = row["answer"]
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        raise InputError(
+            f"{data.source}, row {number}: the answer is a {type(answer).__name__}; it must be text or a number"
+        )
+    try:
+        return render_prompt(row, template=prompt.template, system=None)
+    except InputError as error:
+        raise InputError(f"{data.source}, row {number}: {error}") from error
 
 
 def sample_missing(works: list[Work], config: EvaluateConfig, output: Path, progress: Progress) -> None:
@@ -137,23 +172,17 @@ def sample_missing(works: list[Work], config: EvaluateConfig, output: Path, prog
         "sampling": config.sampling.model_dump(),
         "samples": config.samples,
         "seed": config.seed,
-        "data": {
-            work.data.title: fingerprint(
-                [render_prompt(row, template=work.prompt.template, system=None) for row in work.rows],
-                [row["answer"] for row in work.rows],
-            )
-            for work in works
-        },
+        "data": {work.data.title: fingerprint(work.contents, [row["answer"] for row in work.rows]) for work in works},
     }
     check_about(folder, about)
-    done = {work.data.title: finished_problems(work.path, config.samples) for work in works}
+    done = {work.data.title: {*finished_problems(work.path, config.samples), *left_out(work.path)} for work in works}
     if all(len(done[work.data.title]) >= len(work.rows) for work in works):
         progress.note("every sample is there already")
         return
     backend = Backend(subject, config)
     try:
         for work in works:
-            sample_work(work, backend, config, set(done[work.data.title]), output, progress)
+            sample_work(work, backend, config, done[work.data.title], output, progress)
     finally:
         progress.close()
         backend.close()
@@ -164,6 +193,8 @@ def sample_work(
 ) -> None:
     """Sample one subject's missing problems of one data set, saving each problem as soon as it is complete."""
     prompts, numbers = backend.prompts(work.rows, work.data, work.prompt)
+    if len(numbers) < len(work.rows):
+        write_left_out(work.path, [number for number in range(len(work.rows)) if number not in set(numbers)])
     missing = [place for place, number in enumerate(numbers) if number not in done]
     params = SamplingParams(
         temperature=config.sampling.temperature,
@@ -206,10 +237,7 @@ def summarise(
     output: Path,
 ) -> dict[str, Any]:
     """What results.json holds."""
-    seconds: dict[tuple[str, str], float] = {}
-    for line in read_lines(output / "timings.jsonl"):
-        key = (line["label"], line["data"])
-        seconds[key] = seconds.get(key, 0.0) + line["seconds"]
+    seconds = _seconds(output / "timings.jsonl")
     for arm in arms_of(subjects).values():
         warn_of_identical_seeds({subject.label: _texts(samples[subject.label]) for subject in arm})
     described = []
@@ -245,6 +273,18 @@ def summarise(
         "level": config.level,
         "peak_memory_mib": peak_memory_mib(),
     }
+
+
+def _seconds(timings: Path) -> dict[tuple[str, str], float]:
+    """Time of each subject on each data set, over all the calls that it took."""
+    seconds: dict[tuple[str, str], float] = {}
+    try:
+        for line in read_lines(timings):
+            key = (line["label"], line["data"])
+            seconds[key] = seconds.get(key, 0.0) + line["seconds"]
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{timings}: cannot be read ({error}); remove it, and only the times are lost") from error
+    return seconds
 
 
 def _texts(by_data: dict[str, Problems]) -> list[str]:

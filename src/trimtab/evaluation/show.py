@@ -10,6 +10,7 @@ SHOWN = ("mean", "pass", "maj", "format", "tokens")
 def print_results(results: dict[str, Any]) -> None:
     """Accuracy, pass@k and maj@k of every subject, then the comparisons."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console()
@@ -20,9 +21,9 @@ def print_results(results: dict[str, Any]) -> None:
         }
         # On its side, so that several models fit the width: a line a metric, the interval below.
         table = Table(box=None, padding=(0, 1), pad_edge=False)
-        table.add_column(title)
+        table.add_column(escape(title))
         for label in by_subject:
-            table.add_column(label, justify="right", overflow="fold")
+            table.add_column(escape(label), justify="right", overflow="fold")
         for key in dict.fromkeys(key for scores in by_subject.values() for key in scores if key[0] in SHOWN):
             table.add_row(_metric_name(*key), *(_with_interval(scores.get(key)) for scores in by_subject.values()))
         console.print(table)
@@ -34,6 +35,7 @@ def print_results(results: dict[str, Any]) -> None:
             f"{_arm(record, 0)} against {_arm(record, 1)} on {record['data']}: accuracy {record['difference']:+.3f} "
             f"({interval}), p = {record['p_holm']:.3g}",
             highlight=False,
+            markup=False,
         )
 
 

@@ -163,6 +163,8 @@ def _choice(choice: dict[str, Any], api: Api) -> tuple[str, bool, list[float] | 
         raise TypeError
     told = choice.get("logprobs") or {}
     logps: list[float] | None = told.get("token_logprobs")
+    if logps is not None and None in logps:  # Some servers have none for the first token.
+        logps = None
     if told.get("content"):
         logps = [float(token["logprob"]) for token in told["content"]]
     return text or "", choice.get("finish_reason") == "length", logps

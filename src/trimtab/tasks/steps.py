@@ -177,9 +177,10 @@ def score_steps(
 ) -> StepTable:
     """Cut completions into steps and score them; a failing scorer costs rows, never the run.
 
-    A row fails when the scorer raises for it, or returns another number of values than the row has steps, or one that
-    is no finite number. When a call for the whole batch raises or returns no list of N, the scorer is called again for
-    each row alone, so that only the offending rows are lost. KeyboardInterrupt and SystemExit pass through.
+    A row fails when the scorer raises for it, cuts it where it has no text, or returns another number of values than
+    the row has steps, or one that is no finite number. When a call for the whole batch raises or returns no list of N,
+    the scorer is called again for each row alone, so that only the offending rows are lost. KeyboardInterrupt and
+    SystemExit pass through.
 
     Args:
         scorer: From `load_step_scorer`.
@@ -193,14 +194,18 @@ def score_steps(
         InputError: The arguments do not have the same length.
         ValueError: A completion is not the text of its ids.
     """
-    steps = [scorer.split(text) for text in completions]
+    cuts = [_split(scorer, text) for text in completions]
+    steps = [row for row, _ in cuts]
     batch: dict[str, Sequence[Any]] = {"prompts": prompts, "completions": completions}
     batch["steps"] = [[step.text for step in row] for row in steps]
     batch |= {name: values for name, values in columns.items() if name not in _RESERVED}
     for name, values in (batch | {"completion_ids": completion_ids}).items():
         if len(values) != len(completions):
             raise InputError(f"there are {len(completions)} completions, but {name!r} has {len(values)} values.")
-    scored = _call(scorer.function, batch, len(completions))
+    scored = [
+        (values, cut_error or error)
+        for (values, error), (_, cut_error) in zip(_call(scorer.function, batch, len(completions)), cuts, strict=True)
+    ]
     ends = [
         token_ends(tokenizer, ids, text, [step.end for step in row])
         for ids, text, row in zip(completion_ids, completions, steps, strict=True)
@@ -212,6 +217,18 @@ def score_steps(
         [error is not None for _, error in scored],
         [f"{scorer.name}: {error}" for error in errors][:MAX_MESSAGES],
     )
+
+
+def _split(scorer: StepScorer, text: str) -> tuple[list[Step], str | None]:
+    """A completion's steps, and in words why it has none: a cut of the user's own may fail in any way."""
+    try:
+        steps = list(scorer.split(text))
+        ends = [0, *(int(step.end) for step in steps), len(text)]
+    except Exception as error:
+        return [], describe_failure(error)
+    if ends != sorted(ends) or 0 in ends[1:-1]:
+        return [], f"the steps end at {ends[1:-1]} in a text of {len(text)} characters, which is no rising order in it"
+    return steps, None
 
 
 Scored = tuple[list[float | None], str | None]

@@ -18,6 +18,7 @@ from trimtab.objectives import find_method, reference_share
 from trimtab.policy.loading import Policy, load_policy
 from trimtab.policy.rollouts import Rollouts
 from trimtab.policy.scorer import Scorer
+from trimtab.training.scoring import without_dropout
 
 EMA_FILE = "trainer/reference.safetensors"
 
@@ -63,7 +64,7 @@ class AdapterOff(Frozen):
 
     def score(self, rollouts: Rollouts, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """See `Scorer.score`."""
-        with self.scorer.model.disable_adapter():  # type: ignore[operator]
+        with without_dropout(self.scorer.model), self.scorer.model.disable_adapter():  # type: ignore[operator]
             return self.scorer.score(rollouts, temperature=temperature)
 
 
@@ -89,7 +90,7 @@ class MovingAverage:
 
     def score(self, rollouts: Rollouts, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """See `Scorer.score`."""
-        with torch.no_grad(), self._in_place():
+        with torch.no_grad(), without_dropout(self.scorer.model), self._in_place():
             return self.scorer.score(rollouts, temperature=temperature)
 
     @torch.no_grad()

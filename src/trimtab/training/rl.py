@@ -35,9 +35,9 @@ from trimtab.training.references import Reference
 from trimtab.training.rl_metrics import Total, loss_metrics, rollout_metrics
 from trimtab.training.rollout import Batch, RolloutMaker, check_excluded
 from trimtab.training.samples import group_samples
-from trimtab.training.scoring import score_rollouts
+from trimtab.training.scoring import score_rollouts, without_dropout
 from trimtab.training.stored import StoredCompletions
-from trimtab.training.teachers import Teacher
+from trimtab.training.teachers import Teacher, whole_texts
 
 logger = logging.getLogger("trimtab")
 
@@ -133,6 +133,7 @@ class GroupRelative:
             self._weights,
             prompts=[self.train.prompts[i] for i in self._batch.owners],
             texts=self._batch.texts,
+            sources=self._batch.sources,
             tokenizer=self.policy.tokenizer,
             count=self.config.log.samples,
         )
@@ -181,10 +182,11 @@ class GroupRelative:
         if not self.method.at_every_update:
             return False
         still_the_same = repeat == 0 and self.config.training.updates_per_rollout == 1
-        return not (still_the_same and self.weights_settings.get("reference") == "rollout" and not self.teachers)
+        against_itself = self.weights_settings.get("reference") == "rollout" and "lambdas" not in self.weights_settings
+        return not (still_the_same and against_itself)
 
     def _score(self, scorer: Any, rollouts: Rollouts) -> Tensor:
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), without_dropout(self.policy.model):
             return score_rollouts(
                 scorer,
                 rollouts,
@@ -202,11 +204,12 @@ class GroupRelative:
             supplied["reference_logps_NT"] = self._score(self.reference, batch.rollouts)
         if self.teachers:
             prompts = [self.train.prompts[i] for i in batch.owners]
+            texts = whole_texts(self.policy.tokenizer, batch.rollouts.completion_lists(), batch.texts)
             budget = self.config.training.micro_batch_tokens
             with self.accelerator.autocast():
                 scored = {
                     id(teacher): teacher.score(
-                        batch.rollouts, prompts, batch.texts, temperature=self.params.temperature, budget=budget
+                        batch.rollouts, prompts, texts, temperature=self.params.temperature, budget=budget
                     )
                     for teacher in {id(teacher): teacher for teacher in self.teachers}.values()
                 }
@@ -241,7 +244,12 @@ class GroupRelative:
             **self.weights_settings,
         )
         self._weights = weights
-        self._metrics |= {key: self.total.average(value) for key, value in weights.metrics.items()}
+        self._metrics |= {
+            key: self.total.largest(value)
+            if key.endswith("_max")
+            else self.total.average(value, len(rollouts.rewards_N))
+            for key, value in weights.metrics.items()
+        }
         penalty, advantage = self._metrics.get("gtpo/penalty_abs", 0.0), self._metrics.get("advantage_abs", 0.0)
         if not self.warned and advantage > 0:
             self.warned = True

@@ -24,9 +24,19 @@ class Total:
         """Sum over processes."""
         return self.accelerator.reduce(value, "sum") if self.accelerator.num_processes > 1 else value  # type: ignore[return-value]
 
-    def average(self, value: Tensor | float) -> float:
-        """Mean over processes."""
-        return self.number(value) / self.accelerator.num_processes
+    def average(self, value: Tensor | float, rows: int) -> float:
+        """Mean over processes of a mean over rows, of which this one has so many."""
+        return self.number(value * rows) / self.number(float(rows))
+
+    def largest(self, value: Tensor | float) -> float:
+        """Maximum over processes."""
+        value = torch.as_tensor(value, device=self.accelerator.device).double().reshape(1)
+        return float(self.accelerator.gather(value).max())  # type: ignore[union-attr]
+
+    def mean(self, values: Tensor) -> float:
+        """Mean of a vector whose parts lie on all processes; NaN where there is none."""
+        count = self.number(float(values.numel()))
+        return self.number(values.double().sum()) / count if count else math.nan
 
     def number(self, value: Tensor | float) -> float:
         """Sum over processes, as a number."""
@@ -47,17 +57,17 @@ def rollout_metrics(batch: Batch, total: Total, *, stored: bool) -> dict[str, fl
     if stored:
         earned_N = rollouts.rewards_N[batch.fresh :]
         earned_N = earned_N[earned_N.isfinite()]
-        metrics["off_policy/rows"] = total.average(1 - batch.fresh / len(batch.owners))
-        count = total.number(float(earned_N.numel()))
-        metrics["off_policy/reward"] = total.number(earned_N.sum()) / count if count else math.nan
-    excluded_rows = total.average((~rollouts.rewards_N.isfinite()).float().mean())
+        metrics["off_policy/rows"] = total.mean(torch.arange(len(batch.owners)) >= batch.fresh)
+        metrics["off_policy/reward"] = total.mean(earned_N)
+    excluded_rows = total.mean(~rollouts.rewards_N.isfinite())
     if 0 < batch.fresh < len(batch.owners):
         rollouts = rollouts.select(torch.arange(batch.fresh, device=rollouts.mask_NT.device))
     metrics |= _row_metrics(rollouts, total)
+    if batch.fresh and not rollouts.reward_parts:
+        # Nothing judged the fresh rows: their rewards of 0 only keep them in.
+        metrics |= {"reward": math.nan, "reward_std": math.nan}
     metrics["excluded_rows"] = excluded_rows
     metrics["reward_failures"] = total.number(float(batch.failures))
-    if not batch.fresh:
-        metrics["entropy"] = math.nan
     return metrics
 
 
@@ -71,15 +81,12 @@ def _row_metrics(rollouts: Rollouts, total: Total) -> dict[str, float]:
     metrics = {
         "reward": mean,
         "reward_std": math.sqrt(spread / max(1.0, rows - 1)),
-        "entropy": total.average(row_mean(rollouts.entropies_NT, rollouts.mask_NT).mean()),
-        "completions/mean_length": total.average(rollouts.mask_NT.sum(dim=1).float().mean()),
-        "completions/clipped_ratio": total.average(rollouts.truncated_N.float().mean()),
+        "entropy": total.mean(row_mean(rollouts.entropies_NT, rollouts.mask_NT)),
+        "completions/mean_length": total.mean(rollouts.mask_NT.sum(dim=1)),
+        "completions/clipped_ratio": total.mean(rollouts.truncated_N),
     }
     for name, part_N in rollouts.reward_parts.items():
-        applies_N = part_N.isfinite()
-        count = total.number(applies_N.sum())
-        summed = total.number(part_N.where(applies_N, 0.0).sum())
-        metrics[f"rewards/{name}/mean"] = summed / count if count else math.nan
+        metrics[f"rewards/{name}/mean"] = total.mean(part_N[part_N.isfinite()])
     return metrics
 
 

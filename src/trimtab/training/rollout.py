@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from trimtab.config import RunConfig
 from trimtab.errors import RunError
@@ -30,6 +32,7 @@ class Batch:
         rollouts: whole groups with rewards; fresh rows first.
         texts: each row's completion as the reward functions saw it.
         owners: each row's training prompt.
+        sources: where each row comes from: `fresh`, `replay`, or what its file says.
         fresh: how many rows were sampled now.
         failures: calls of reward functions that failed.
         messages: why, the first few.
@@ -39,6 +42,7 @@ class Batch:
     rollouts: Rollouts
     texts: list[str]
     owners: list[int]
+    sources: list[str]
     fresh: int
     failures: int
     messages: list[str]
@@ -95,7 +99,7 @@ class RolloutMaker:
         batch = self._reward(rollouts, prompts, [row for own in extra for row in own])
         if self.steps is not None:
             batch = self._score_steps(batch, self.steps)
-        if self.stored is not None:
+        if self.stored is not None and self.stored.settings.replay:
             self._keep(batch)
         return batch
 
@@ -122,7 +126,8 @@ class RolloutMaker:
             rewards_N=column(totals),
             reward_parts={name: column(values) for name, values in parts.items()},
         )
-        return Batch(rewarded, texts, owners, fresh, sum(table.failures.values()), table.messages)
+        sources = ["fresh"] * fresh + [row.source for row in stored]
+        return Batch(rewarded, texts, owners, sources, fresh, sum(table.failures.values()), table.messages)
 
     def _judge(self, rows: list[int], owners: list[int], texts: list[str], ids: list[list[int]]) -> RewardTable:
         if not self.rewards:
@@ -158,17 +163,20 @@ class RolloutMaker:
         )
 
     def _keep(self, batch: Batch) -> None:
-        """Put the fresh rows into the replay buffer."""
+        """Put the fresh rows of all processes into the replay buffer, which is the same on each of them."""
         assert self.stored is not None and batch.rollouts.rewards_N is not None
         ids, rewards = batch.rollouts.completion_lists(), batch.rollouts.rewards_N.tolist()
         truncated: list[bool] = batch.rollouts.truncated_N.tolist()
-        by_prompt: dict[int, list[Stored]] = {}
-        for row in range(batch.fresh):
-            if rewards[row] == rewards[row]:
-                own = Stored(ids[row], batch.texts[row], rewards[row], truncated[row], "replay")
-                by_prompt.setdefault(batch.owners[row], []).append(own)
-        for prompt, rows in by_prompt.items():
-            self.stored.add(prompt, rows)
+        kept = [
+            (batch.owners[row], Stored(ids[row], batch.texts[row], rewards[row], truncated[row], "replay"))
+            for row in range(batch.fresh)
+            if math.isfinite(rewards[row])
+        ]
+        if self.accelerator.num_processes > 1:
+            # The prompt may return on another process, and one process alone writes the checkpoint.
+            kept = gather_object(kept)
+        for prompt, stored in kept:
+            self.stored.add(prompt, stored)
 
 
 def check_excluded(excluded: float, limit: float, step: int, messages: Sequence[Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import logging
 import math
 import os
@@ -18,7 +17,6 @@ from accelerate import Accelerator
 from trimtab.config import RunConfig
 from trimtab.config_method import SFT
 from trimtab.errors import InputError
-from trimtab.objectives import find_method
 from trimtab.policy.loading import Lora, load_policy, load_tokenizer, longest_sequence, resolve_model
 from trimtab.progress import Progress
 from trimtab.seeds import derive_seed
@@ -26,13 +24,14 @@ from trimtab.tasks.problems import Prompts, encode_rows, load_task_rows, prompt_
 from trimtab.tasks.rewards import RewardPart, load_rewards, needed_columns
 from trimtab.tasks.steps import StepScorer, load_step_scorer, step_columns
 from trimtab.training.checkpoint import checkpoints, newest_checkpoint
+from trimtab.training.combinations import check_combinations
 from trimtab.training.loop import Objective, train
 from trimtab.training.references import make_reference
 from trimtab.training.rl import GroupRelative
 from trimtab.training.rollback import RolledBack, roll_back
 from trimtab.training.sft import SupervisedFineTuning, encode_completions
 from trimtab.training.stored import Stored, StoredCompletions, read_stored
-from trimtab.training.teachers import check_teachers, load_teachers
+from trimtab.training.teachers import check_tokenizers, load_teachers
 
 logger = logging.getLogger("trimtab")
 
@@ -70,11 +69,10 @@ def read_inputs(config: RunConfig) -> Inputs:
     for tracker in config.log.trackers:
         if importlib.util.find_spec(tracker) is None:
             raise InputError(f"log.trackers: {tracker} is not installed; pip install {tracker}, or leave it out")
-    _check_method(config, rewards)
+    check_combinations(config)
     _warn(config)
     model = config.model
-    for section in (model, *config.teachers):
-        resolve_model(section.name, section.gguf_file)
+    resolve_model(model.name, model.gguf_file)
     supervised = config.method["name"] == SFT
     needed = [] if supervised else needed_columns(rewards)
     # A model needs no columns, and is not loaded to be asked.
@@ -101,6 +99,8 @@ def read_inputs(config: RunConfig) -> Inputs:
     tokenizer = load_tokenizer(
         model.name, revision=model.revision, gguf_file=model.gguf_file, trust_remote_code=model.trust_remote_code
     )
+    if not supervised:
+        check_tokenizers(config, tokenizer)
     positions, longest = longest_sequence(model.name, model.gguf_file), config.sampling.max_completion_tokens
     prompts = {
         name: encode_rows(
@@ -206,39 +206,6 @@ def make_step_scorer(config: RunConfig, device: torch.device | str) -> StepScore
         return None
     section = config.process
     return load_step_scorer(section.scorer, delimiter=section.delimiter, separator=section.separator, device=device)
-
-
-def _check_method(config: RunConfig, rewards: list[RewardPart]) -> None:
-    """Refuse what the method cannot make use of.
-
-    Raises:
-        InputError: says which key does not go with the method.
-    """
-    name = config.method["name"]
-    if name == SFT:
-        unused = {"teachers": config.teachers, "off_policy": config.off_policy, "process": config.process}
-        for key in (key for key, value in unused.items() if value):
-            raise InputError(f"{key}: method sft learns from the completions in data alone; leave it out")
-        return
-    check_teachers(config)
-    method = find_method(name)
-    takes_steps = "step_rewards_NS" in inspect.signature(method.weights).parameters
-    if takes_steps != (config.process is not None):
-        reason = "needs a step scorer" if takes_steps else "has no use for steps; use method: grpo_process"
-        raise InputError(f"process: {name} {reason}")
-    weights_settings = method.split(config.method_settings)[0]
-    if not rewards and weights_settings.get("eta", 1.0):
-        raise InputError(f"rewards: none, but {name} learns from rewards; name some, or use method: distill with eta 0")
-    if config.off_policy is not None and (not method.at_every_update or weights_settings.get("form") == "token"):
-        raise InputError(
-            f"off_policy: {name} corrects for who sampled with importance ratios, and stored completions bring no "
-            "log-probabilities; use method: gvpo or distill (form: sequence)"
-        )
-    if method.at_every_update and (config.sampling.top_p < 1 or config.sampling.top_k > 0):
-        logger.warning(
-            "%s reaches its optimum where the sampler covers it; sampling.top_p below 1 or sampling.top_k leave holes",
-            name,
-        )
 
 
 def _warn(config: RunConfig) -> None:

@@ -20,6 +20,7 @@ def group_samples(
     *,
     prompts: Sequence[str | list[dict[str, str]]],
     texts: Sequence[str],
+    sources: Sequence[str],
     tokenizer: Any,
     count: int,
 ) -> list[dict[str, Any]]:
@@ -31,13 +32,15 @@ def group_samples(
         weights: the method's, of the same rows.
         prompts: each row's prompt, plain text or chat messages.
         texts: each row's completion as the reward functions saw it.
+        sources: where each row comes from.
         tokenizer: for the text of each token.
         count: completions wanted.
 
     Returns:
         One line a completion: `group` is its place in the step, `advantage` the reward minus the group's mean (null
         without a reward), `weights` are signed and not divided by any length, `kept` is false where no token of the
-        row has a weight in the loss. Weights and entropies (nats) have six significant digits.
+        row has a weight in the loss. Weights and entropies (nats) have six significant digits; stored completions have
+        no entropy (null).
     """
     assert rollouts.rewards_N is not None and rollouts.entropies_NT is not None
     entropies_N = row_mean(rollouts.entropies_NT, rollouts.mask_NT).tolist()
@@ -64,9 +67,10 @@ def group_samples(
                 "group": group_ids_N[row],
                 "prompt": prompts[row],
                 "completion": texts[row],
+                "source": sources[row],
                 "reward": reward,
                 "rewards": {name: _or_none(float(part[row])) for name, part in rollouts.reward_parts.items()},
-                "entropy": entropies_N[row],
+                "entropy": _or_none(entropies_N[row]),
                 "truncated": bool(rollouts.truncated_N[row]),
                 "advantage": None if reward is None else _short(advantages_N[row]),
                 "kept": kept_N[row],

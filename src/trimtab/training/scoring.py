@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trimtab.policy.rollouts import Rollouts
 from trimtab.training.batches import micro_batches
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Put the model into evaluation mode for a while: what is only measured is measured of the whole model."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 @torch.no_grad()

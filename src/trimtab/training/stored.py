@@ -21,6 +21,7 @@ from trimtab.config import OffPolicySection, RunConfig
 from trimtab.errors import InputError
 from trimtab.policy.rollouts import Rollouts, pad_left, pad_right
 from trimtab.tasks.problems import Prompts, encode_rows, load_task_rows
+from trimtab.training.combinations import learns_from_rewards
 
 logger = logging.getLogger("trimtab")
 
@@ -63,10 +64,9 @@ class StoredCompletions:
         chosen = np.random.default_rng(seed).permutation(len(there))[:count]
         return [there[place] for place in sorted(chosen.tolist())]
 
-    def add(self, prompt: int, fresh: Sequence[Stored]) -> None:
-        """Keep fresh completions for later; the oldest make room."""
-        if self.settings.replay:
-            self.replay[prompt] = [*self.replay.get(prompt, []), *fresh][-self.settings.replay :]
+    def add(self, prompt: int, fresh: Stored) -> None:
+        """Keep a fresh completion for later; the oldest makes room."""
+        self.replay[prompt] = [*self.replay.get(prompt, []), fresh][-self.settings.replay :]
 
     def save(self, folder: Path) -> None:
         """Write the replay buffer into a checkpoint."""
@@ -104,6 +104,8 @@ def read_stored(config: RunConfig, train: Prompts, tokenizer: Any) -> tuple[Prom
     settings = config.off_policy
     assert settings is not None and settings.data is not None
     end_id, max_tokens = tokenizer.eos_token_id, config.sampling.max_completion_tokens
+    if end_id is None:
+        raise InputError("off_policy.data: the tokenizer names no end token, which stored completions need")
     source = settings.data.source
     rows = load_task_rows(settings.data, config.prompt, required=["completion"])
     kept = encode_rows(rows, tokenizer, config.prompt, source=source, limit=None)
@@ -120,7 +122,13 @@ def read_stored(config: RunConfig, train: Prompts, tokenizer: Any) -> tuple[Prom
             raise InputError(f"{source}, row {place}: the reward is {reward!r}; it must be a number, or left out")
         if reward is not None and not math.isfinite(reward):
             raise InputError(f"{source}, row {place}: the reward is {reward}; it must be finite, or left out")
-        truncated = bool(row.get("truncated"))
+        if reward is None and learns_from_rewards(config) and config.rewards == "none":
+            raise InputError(f"{source}, row {place}: no reward, and rewards: none; give one, or name functions")
+        truncated = row.get("truncated") or False
+        if not isinstance(truncated, bool):
+            raise InputError(
+                f"{source}, row {place}: truncated is {truncated!r}; it must be true or false, or left out"
+            )
         tokens = tokenizer(completion, add_special_tokens=False).input_ids
         tokens = tokens if truncated else [*tokens, end_id]
         number = numbers.get(tuple(ids), -1)
@@ -163,8 +171,8 @@ def join_rollouts(
         pad_id: fills up.
 
     Returns:
-        Rollouts on the processor or the fresh rows' device, without rewards; stored rows have entropy 0 and no old
-        log-probabilities.
+        Rollouts on the processor or the fresh rows' device, without rewards or old log-probabilities; the entropies of
+        stored rows are NaN.
     """
     owners = [number for number, own in enumerate(extra) for _ in own]
     stored = [row for own in extra for row in own]
@@ -173,9 +181,10 @@ def join_rollouts(
     prompt_ids_PL, prompt_mask_PL = pad_left(prompt_ids, pad_id)
     group_ids_N = torch.tensor([*(fresh.group_ids_N.tolist() if fresh else []), *owners])
     truncated_N = torch.tensor([*(fresh.truncated_N.tolist() if fresh else []), *(row.truncated for row in stored)])
-    entropies_NT = torch.zeros(mask_NT.shape)
+    entropies_NT = torch.zeros(mask_NT.shape).masked_fill(mask_NT, torch.nan)
     if fresh is not None and fresh.entropies_NT is not None:
-        entropies_NT[: len(fresh.entropies_NT), : fresh.entropies_NT.shape[1]] = fresh.entropies_NT.cpu()
+        rows, width = fresh.entropies_NT.shape
+        entropies_NT[:rows, :width] = fresh.entropies_NT.cpu()
     joined = Rollouts(
         prompt_ids_PL,
         prompt_mask_PL,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from trimtab.config import LoadedModelSection, RunConfig
 from trimtab.errors import InputError
 from trimtab.objectives import find_method
-from trimtab.policy.loading import Policy, encode_prompt, load_policy, uses_chat_template
+from trimtab.policy.loading import Policy, encode_prompt, load_policy, load_tokenizer, uses_chat_template
 from trimtab.policy.rollouts import Rollouts, pad_left, pad_right
 from trimtab.policy.scorer import Scorer
 from trimtab.tasks.prompts import messages_to_text
@@ -47,7 +48,7 @@ class Teacher:
         self,
         rollouts: Rollouts,
         prompts: Sequence[str | list[dict[str, str]]],
-        texts: Sequence[str],
+        texts: Sequence[str | None],
         *,
         temperature: float,
         budget: int,
@@ -56,13 +57,13 @@ class Teacher:
 
         With the student's tokens: (N, T), of each token. With other tokens: (N,), of the whole completion, which the
         teacher reads as text behind its own rendering of the prompt. There a row is NaN, so that the objective leaves
-        it out and counts it, when it was truncated (its text has no end) or does not come back from the teacher's
-        tokenizer as it was.
+        it out and counts it, when it was truncated (its text has no end), has no text, or does not come back from the
+        teacher's tokenizer as it was.
 
         Args:
             rollouts: the student's tokens.
             prompts: each row's prompt as text or messages.
-            texts: each row's completion.
+            texts: each row's completion; None where the text is not all that the tokens say.
             temperature: that of sampling.
             budget: padded tokens that run at once.
         """
@@ -74,16 +75,20 @@ class Teacher:
         self,
         rollouts: Rollouts,
         prompts: Sequence[str | list[dict[str, str]]],
-        texts: Sequence[str],
+        texts: Sequence[str | None],
         temperature: float,
         budget: int,
     ) -> Tensor:
-        tokenizer, end = self.policy.tokenizer, self.policy.end_ids[0]
+        tokenizer = self.policy.tokenizer
+        # A chat model's tokenizer names the token that ends a turn; its other end tokens end documents.
+        end = self.policy.end_ids[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
         sums_N = torch.full((len(texts),), torch.nan, device=rollouts.mask_NT.device)
         completions, kept = [], []
         for row, (text, truncated) in enumerate(zip(texts, rollouts.truncated_N.tolist(), strict=True)):
+            if text is None or truncated:
+                continue
             ids = tokenizer(text, add_special_tokens=False).input_ids
-            if not truncated and tokenizer.decode(ids) == text:
+            if tokenizer.decode(ids) == text:
                 completions.append([*ids, end])
                 kept.append(row)
         if not kept:
@@ -114,48 +119,73 @@ class Teacher:
         return encode_prompt(tokenizer, prompt)
 
 
-def check_teachers(config: RunConfig) -> None:
-    """Raise InputError unless there is a teacher for every lambda, and teachers only where a method has lambdas."""
-    lambdas = find_method(config.method["name"]).split(config.method_settings)[0].get("lambdas")
-    if lambdas is None and config.teachers:
-        raise InputError(f"teachers: {config.method['name']} takes none; use method: distill")
-    if lambdas is not None and len(lambdas) != len(config.teachers):
-        raise InputError(
-            f"teachers: there are {len(config.teachers)}, but method.lambdas has {len(lambdas)} numbers; give each "
-            "teacher one"
-        )
+def check_tokenizers(config: RunConfig, tokenizer: Any) -> None:
+    """Load the teachers' tokenizers; raise InputError where the token form meets other tokens than the student's."""
+    token_form = find_method(config.method["name"]).split(config.method_settings)[0].get("form") == "token"
+    for number, section in enumerate(config.teachers):
+        with _named(number):
+            own = load_tokenizer(
+                section.name,
+                revision=section.revision,
+                gguf_file=section.gguf_file,
+                trust_remote_code=section.trust_remote_code,
+            )
+        if token_form and not same_tokens(tokenizer, own):
+            raise InputError(
+                f"teachers.{number}: {section.name} has another tokenizer than the student, so single tokens cannot be "
+                "compared; use method.form: sequence"
+            )
+
+
+@contextmanager
+def _named(number: int) -> Iterator[None]:
+    """An error about a model, told of the teacher that it is."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace("model.", f"teachers.{number}.", 1)) from error
 
 
 def load_teachers(config: RunConfig, student: Policy) -> list[Teacher]:
     """Load every teacher once (two entries of one model share it) and say what they cost.
 
     Raises:
-        InputError: a teacher cannot be loaded, or has other tokens where the method needs each token's probability.
+        InputError: a teacher cannot be loaded.
     """
     loaded: dict[LoadedModelSection, Teacher] = {}
-    token_form = find_method(config.method["name"]).split(config.method_settings)[0].get("form") == "token"
     for number, section in enumerate(config.teachers):
         if section in loaded:
             continue
-        policy = load_policy(
-            section.name,
-            revision=section.revision,
-            gguf_file=section.gguf_file,
-            dtype=section.dtype,
-            trust_remote_code=section.trust_remote_code,
-            device=student.device,
-        )
+        with _named(number):
+            policy = load_policy(
+                section.name,
+                revision=section.revision,
+                gguf_file=section.gguf_file,
+                dtype=section.dtype,
+                trust_remote_code=section.trust_remote_code,
+                device=student.device,
+            )
         policy.model.eval().requires_grad_(False)
         same = same_tokens(student.tokenizer, policy.tokenizer)
-        if token_form and not same:
-            raise InputError(
-                f"teachers.{number}: {section.name} has another tokenizer than the student, so single tokens cannot be "
-                "compared; use method.form: sequence"
-            )
         loaded[section] = teacher = Teacher(section.name, policy, Scorer(policy.model), same)
         shape = "the student's tokens" if same else "tokens of its own, so whole completions are scored as text"
         logger.info("teacher %s: %.0f MiB, frozen, %s", section.name, teacher.megabytes, shape)
     return [loaded[section] for section in config.teachers]
+
+
+def whole_texts(tokenizer: Any, completion_ids: Sequence[list[int]], texts: Sequence[str]) -> list[str | None]:
+    """The texts that say all that their tokens do; None where a special token inside or half a character is lost.
+
+    Args:
+        tokenizer: the student's.
+        completion_ids: its tokens, with the end token last.
+        texts: the same decoded without special tokens.
+    """
+    decoded = tokenizer.batch_decode([ids[:-1] for ids in completion_ids])
+    return [
+        text if text == all_of_it and "\ufffd" not in text else None
+        for text, all_of_it in zip(texts, decoded, strict=True)
+    ]
 
 
 def same_tokens(one: Any, other: Any) -> bool:
