@@ -1,6 +1,6 @@
 """Outcome against process rewards: GRPO with 0 or 1 for the answer, and with a reward for every equation before it.
 
-    python benchmarks/process_rewards.py            # about 15 minutes of one core; continues where it was
+    python benchmarks/process_rewards.py            # about 10 minutes of one core; continues where it was
     python benchmarks/process_rewards.py --docs     # and rewrite the table in docs/methods/grpo_process.md
 
 48 rollouts, learning rate 5e-5, gradient norm clipped at 1, one update a rollout, 3 seeds. The rule-based scorer gives
@@ -46,11 +46,11 @@ def change(arm: Arm, values: dict[str, Any]) -> None:
         values["process"] = {"scorer": "arithmetic"}
 
 
-def table_rows(runs: dict[Arm, Lines], seconds: dict[Arm, float]) -> Rows:
+def table_rows(runs: dict[Arm, Lines]) -> Rows:
     """The warm start, then a row for each setting: mean over seeds and range, after the last step."""
     measured = ("eval/accuracy", "eval/pass@4", "eval/format", "eval/entropy", "eval/mean_length")
     first = [runs[arm][0] for arm in runs if arm.method == "outcome"]
-    rows: Rows = [("warm start", *(spread([line[key] for line in first]) for key in measured), "–", "–", "–")]
+    rows: Rows = [("warm start", *(spread([line[key] for line in first]) for key in measured), "–", "–")]
     for name, (title, _) in SETTINGS.items():
         arms = [arm for arm in runs if arm.method == name]
         last = [runs[arm][-1] for arm in arms]
@@ -61,7 +61,6 @@ def table_rows(runs: dict[Arm, Lines], seconds: dict[Arm, float]) -> Rows:
                 *(spread([line[key] for line in last]) for key in measured),
                 "–" if None in steps else spread([float(value) for value in steps if value is not None]),
                 f"{sum(collapsed(runs[arm]) for arm in arms)} of {len(arms)}",
-                spread([seconds[arm] for arm in arms], 0),
             )
         )
     return rows
@@ -76,8 +75,8 @@ def main() -> None:
     parser.add_argument("--docs", action="store_true", help="rewrite the table")
     options = parser.parse_args()
     arms = [Arm(name, "48", seed) for seed in range(options.seeds) for name in SETTINGS]
-    runs, seconds = run_study(arms, change, options.output, steps=STEPS, workers=options.workers)
-    table = markdown(COLUMNS, table_rows(runs, seconds))
+    runs = run_study(arms, change, options.output, steps=STEPS, workers=options.workers)
+    table = markdown(COLUMNS, table_rows(runs))
     print(table)
     if options.docs:
         write_block("methods/grpo_process.md", "outcome against process", table)

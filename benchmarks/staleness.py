@@ -34,7 +34,7 @@ UPDATES = (1, 2, 4, 8, 16)
 STEPS = 24
 COLUMNS = (
     *("method", "updates", "accuracy", "format", "entropy", "KL to the sampler", "clipped", "max weight"),
-    *("collapsed", "seconds"),
+    "collapsed",
 )
 
 
@@ -44,7 +44,7 @@ def change(arm: Arm, values: dict[str, Any]) -> None:
     values["training"]["updates_per_rollout"] = int(arm.pace)
 
 
-def table_rows(runs: dict[Arm, Lines], seconds: dict[Arm, float]) -> Rows:
+def table_rows(runs: dict[Arm, Lines]) -> Rows:
     """A row for each method and number of updates: mean over seeds and range, of a run's end or its largest value."""
     rows: Rows = []
     for method in METHODS:
@@ -64,7 +64,6 @@ def table_rows(runs: dict[Arm, Lines], seconds: dict[Arm, float]) -> Rows:
                     spread(largest(lines, "clip_ratio")) if stale and method == "grpo" else "–",
                     spread(largest(lines, "gvpo/weight_max"), 1) if method.startswith("gvpo") else "–",
                     f"{sum(map(collapsed, lines))} of {len(arms)}",
-                    spread([seconds[arm] for arm in arms], 0),
                 )
             )
     return rows
@@ -96,8 +95,8 @@ def main() -> None:
     parser.add_argument("--docs", action="store_true", help="rewrite the page and the picture")
     options = parser.parse_args()
     arms = [Arm(method, str(u), seed) for seed in range(options.seeds) for u in UPDATES for method in METHODS]
-    runs, seconds = run_study(arms, change, options.output, steps=STEPS, workers=options.workers)
-    table = markdown(COLUMNS, table_rows(runs, seconds))
+    runs = run_study(arms, change, options.output, steps=STEPS, workers=options.workers)
+    table = markdown(COLUMNS, table_rows(runs))
     print(table)
     if options.docs:
         write_block("staleness.md", "staleness", table)

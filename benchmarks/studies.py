@@ -20,7 +20,7 @@ Rows = list[tuple[str, ...]]
 
 def run_study(
     arms: Sequence[Arm], change: Callable[[Arm, dict[str, Any]], None], folder: Path, *, steps: int, workers: int
-) -> tuple[dict[Arm, Lines], dict[Arm, float]]:
+) -> dict[Arm, Lines]:
     """Run what is not there yet: the demo's configuration (8 prompts x 8 completions a step), changed for each arm.
 
     Args:
@@ -31,7 +31,7 @@ def run_study(
         workers: runs at a time, one thread each.
 
     Returns:
-        Every arm's metrics, and the seconds that its steps took.
+        Every arm's metrics.
     """
     folder.mkdir(parents=True, exist_ok=True)
     configs = {}
@@ -44,9 +44,7 @@ def run_study(
         configs[arm] = folder / f"{arm.name}.yaml"
         configs[arm].write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     run_arms(configs, steps=steps, workers=workers)
-    metrics = {arm: read_lines(folder / arm.name / "metrics.jsonl") for arm in arms}
-    timings = {arm: read_lines(folder / arm.name / "timings.jsonl") for arm in arms}
-    return metrics, {arm: sum(line["seconds"] for line in lines[1:]) for arm, lines in timings.items()}
+    return {arm: read_lines(folder / arm.name / "metrics.jsonl") for arm in arms}
 
 
 def largest(runs: Sequence[Lines], key: str) -> list[float]:
