@@ -34,7 +34,6 @@ COLUMNS = (
     "tokens",
     "equations that hold",
     "collapsed",
-    "seconds",
 )
 
 
