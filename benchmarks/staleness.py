@@ -71,9 +71,7 @@ def table_rows(runs: dict[Arm, Lines]) -> Rows:
 
 def draw(runs: dict[Arm, Lines]) -> None:
     """Accuracy and entropy against the number of updates, the seeds as a band."""
-    import altair as alt
-
-    from trimtab.report.charts import curve_chart, save_chart
+    from trimtab.report.charts import chart_grid, curve_chart, save_chart
 
     charts = []
     for key, title in (("eval/accuracy", "Held-out accuracy"), ("eval/entropy", "Entropy, nats a token")):
@@ -83,7 +81,7 @@ def draw(runs: dict[Arm, Lines]) -> None:
                 own = {int(arm.pace): runs[arm][-1][key] for arm in runs if (arm.method, arm.seed) == (method, seed)}
                 series.append((TITLES[method], seed, sorted(own), [own[x] for x in sorted(own)]))
         charts.append(curve_chart(series, title=title, x_title="updates per rollout", y_title=""))
-    save_chart(alt.vconcat(*charts), DOCS / "images" / "staleness.svg")
+    save_chart(chart_grid([charts]), DOCS / "images" / "staleness.svg")
 
 
 def main() -> None:

@@ -8,11 +8,9 @@ import argparse
 import re
 from pathlib import Path
 
-import altair
-
 from trimtab.demo import COLUMNS, arms_of, demo_charts, table_rows
 from trimtab.files import read_lines
-from trimtab.report.charts import save_chart
+from trimtab.report.charts import chart_grid, save_chart
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(<!-- demo -->\n).*?(<!-- end of demo -->)", re.DOTALL)
@@ -27,13 +25,9 @@ def main() -> None:
     lines = {arm: read_lines(folder / arm.name / "metrics.jsonl") for arm in arms_of(folder)}
     timings = {arm: read_lines(folder / arm.name / "timings.jsonl") for arm in lines}
 
-    charts = [chart.properties(width=340, height=190) for chart in demo_charts(lines, SHOWN)]
-    style = charts[0].config
-    for chart in charts:
-        chart.config = chart.background = altair.Undefined  # a part of a grid may have no style of its own
-    grid = altair.vconcat(altair.hconcat(*charts[:2]), altair.hconcat(*charts[2:]), config=style, background="white")
+    charts = demo_charts(lines, SHOWN)
     (ROOT / "docs" / "images").mkdir(exist_ok=True)
-    save_chart(grid, ROOT / "docs" / "images" / "demo.svg")
+    save_chart(chart_grid([charts[:2], charts[2:]]), ROOT / "docs" / "images" / "demo.svg")
 
     table = [f"| {' | '.join(row)} |" for row in (COLUMNS, ["---"] * len(COLUMNS), *table_rows(lines, timings))]
     readme = ROOT / "README.md"

@@ -249,6 +249,21 @@ def json_in_html(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
+def chart_grid(
+    rows: Sequence[Sequence[altair.LayerChart]], *, width: int = 340, height: int = 190
+) -> altair.TopLevelMixin:
+    """Charts in rows, as one picture for `save_chart`; each plot has this many pixels."""
+    import altair as alt
+
+    sized = [[chart.properties(width=width, height=height) for chart in row] for row in rows]
+    config = sized[0][0].config
+    for chart in (chart for row in sized for chart in row):
+        # A part of a grid may have no style of its own.
+        chart.config = chart.background = alt.Undefined
+    grid: altair.TopLevelMixin = alt.vconcat(*(alt.hconcat(*row) for row in sized), config=config, background="white")
+    return grid
+
+
 def save_chart(chart: altair.TopLevelMixin, path: str | Path) -> None:
     """Write a chart as a picture, without a browser or a network: ``.svg``, or ``.png`` at double resolution.
 
