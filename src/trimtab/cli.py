@@ -199,6 +199,44 @@ def inspect(
     print(f"written: {page}")
 
 
+@app.command()
+def merge(
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="The merge file.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the merged model.")] = Path("merged"),
+    recipe: Annotated[str | None, typer.Option(help="Instead of CONFIG: rombodawg or average.")] = None,
+    base: Annotated[str | None, typer.Option(help="Of a recipe: the model that training began at.")] = None,
+    instruct: Annotated[str | None, typer.Option(help="Of rombodawg: the instruct model.")] = None,
+    lora: Annotated[str | None, typer.Option(help="Of rombodawg: the adapter.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Of average: a model or run, once for each.")] = None,
+    density: Annotated[float, typer.Option(min=0, max=1, help="Of a recipe: share of each change kept.")] = 1.0,
+    evaluate: Annotated[
+        Path | None,
+        typer.Option(help="Then evaluate inputs and output, as this evaluation says; its models are replaced."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print plan, memory and time, and leave.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Tensors at a time; default: the cores.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of random masks (dare, della).")] = 0,
+    shard_size: Annotated[str, typer.Option(help="The most that a file of weights holds.")] = "5GB",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Merge models as a merge file in mergekit's form, or a recipe, says."""
+    from trimtab.merging.command import run_merge
+
+    options = {"base": base, "instruct": instruct, "lora": lora, "models": model or [], "density": density}
+    run_merge(
+        config,
+        output,
+        recipe=recipe,
+        recipe_options=options,
+        evaluation=evaluate,
+        dry_run=dry_run,
+        workers=workers,
+        seed=seed,
+        shard_size=shard_size,
+        quiet=quiet,
+    )
+
+
 def main() -> None:
     """Entry point: turns errors into one sentence and an exit code (0 done, 1 failed, 2 bad usage, 130 interrupted)."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
