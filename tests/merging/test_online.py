@@ -3,6 +3,8 @@
 import copy
 import math
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-import torch.multiprocessing
 from torch import Tensor, nn
 
 from trimtab.errors import InputError
@@ -559,18 +560,16 @@ def test_two_processes_stay_equal_and_end_where_one_does(tmp_path: Path) -> None
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes = [
-        torch.multiprocessing.get_context("fork").Process(target=train_one_of_two, args=(rank, port, str(tmp_path)))
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
+    # Processes of their own: a fork of this one would inherit locks of the threads that earlier tests started.
+    processes = [subprocess.Popen([sys.executable, __file__, str(rank), str(port), str(tmp_path)]) for rank in range(2)]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert same(first, second)
     alone = Net()
     run(alone, merging(alone, torch.optim.SGD(alone.parameters(), lr=0.1), keep=0.3, alpha=0.1, seed=7), range(4))
     for name, value in values(alone).items():
         assert torch.allclose(first[name], value, atol=1e-5)
+
+
+if __name__ == "__main__":
+    train_one_of_two(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
