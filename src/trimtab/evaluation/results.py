@@ -18,6 +18,7 @@ from trimtab.evaluation.intervals import (
 from trimtab.evaluation.majority import class_verdicts, majority_at_k, majority_first_k, vote_classes
 from trimtab.evaluation.metrics import first_k, pass_at_k
 from trimtab.evaluation.samples import Line
+from trimtab.evaluation.seeds import group_by_seed
 from trimtab.evaluation.subjects import Subject
 from trimtab.seeds import derive_seed
 
@@ -86,26 +87,7 @@ def _mean(lines: Sequence[Line], key: str) -> float | None:
 
 def arms_of(subjects: Sequence[Subject]) -> dict[str, list[Subject]]:
     """Subjects that differ by their seed alone, under the label of the first; a run's checkpoints are kept apart."""
-    alike: dict[tuple[str, str, str], list[Subject]] = {}
-    for subject in subjects:
-        alike.setdefault((subject.base, subject.training, subject.method), []).append(subject)
-    arms: dict[str, list[Subject]] = {}
-    for group in alike.values():
-        if _differ_by_seed(group):
-            arms[group[0].label] = group
-            continue
-        # The final checkpoints of all seeds stay one arm when a selected one of some seed stands beside them.
-        checkpoints: dict[str, list[Subject]] = {}
-        for subject in group:
-            checkpoints.setdefault(subject.checkpoint, []).append(subject)
-        for own in checkpoints.values():
-            arms |= {own[0].label: own} if _differ_by_seed(own) else {subject.label: [subject] for subject in own}
-    return arms
-
-
-def _differ_by_seed(group: Sequence[Subject]) -> bool:
-    seeds = {subject.seed for subject in group}
-    return None not in seeds and len(seeds) == len(group)
+    return {group[0].label: group for _, group in group_by_seed(subjects)}
 
 
 def compare_arms(

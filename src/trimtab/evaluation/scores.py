@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.errors import InputError
+from trimtab.evaluation.seeds import group_by_seed
 from trimtab.files import replace_file
 
 HERE = "here"
@@ -121,7 +122,11 @@ def load_scores(*folders: str | Path) -> list[Score]:
             if twice:
                 raise InputError(f"{path}: {subject.label!r} on {min(twice)} is in another folder too; leave one out")
             known.scores.extend(subject.scores)
-    return [score for method, group in _arms(list(subjects.values())) for score in _merge(method, group)]
+    merged: list[Score] = []
+    for apart, group in group_by_seed(list(subjects.values())):
+        method = group[0].arm[2]
+        merged += _merge(f"{method} ({apart})".strip() if apart else method, group)
+    return merged
 
 
 @dataclass(frozen=True)
@@ -163,32 +168,6 @@ def _subject(record: dict[str, Any], level: float) -> _Subject:
 
 def _with_level(interval: str, level: float) -> str:
     return f"{interval}, {100 * level:g} %" if interval else ""
-
-
-def _arms(subjects: Sequence[_Subject]) -> list[tuple[str, list[_Subject]]]:
-    """Subjects to be merged, under their method's name."""
-    alike: dict[tuple[str, str, str], list[_Subject]] = {}
-    for subject in subjects:
-        alike.setdefault(subject.arm, []).append(subject)
-    arms: list[tuple[str, list[_Subject]]] = []
-    for (_, _, method), group in alike.items():
-        if _differ_by_seed(group):
-            arms.append((method, group))
-            continue
-        checkpoints: dict[str, list[_Subject]] = {}
-        for subject in group:
-            checkpoints.setdefault(subject.checkpoint, []).append(subject)
-        for checkpoint, own in checkpoints.items():
-            if checkpoint and _differ_by_seed(own):
-                arms.append((f"{method} ({checkpoint.partition(':')[0]})".strip(), own))
-            else:
-                arms += [(f"{method} ({subject.label})".strip(), [subject]) for subject in own]
-    return arms
-
-
-def _differ_by_seed(group: Sequence[_Subject]) -> bool:
-    seeds = {subject.seed for subject in group}
-    return len(group) == 1 or (None not in seeds and len(seeds) == len(group))
 
 
 def _merge(method: str, runs: Sequence[_Subject]) -> list[Score]:

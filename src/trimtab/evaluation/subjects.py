@@ -47,6 +47,11 @@ class Subject:
     endpoint: EndpointSection | None
     prompt: PromptSection | None
 
+    @property
+    def arm(self) -> tuple[str, str, str]:
+        """What its tables' row is called: model, training, method."""
+        return self.base, self.training, self.method
+
     def described(self) -> dict[str, Any]:
         """What results.json says of it."""
         names = {"label": self.label, "model": self.base, "training": self.training, "method": self.method}
