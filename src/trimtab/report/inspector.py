@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from trimtab.errors import InputError
 from trimtab.files import replace_file
+from trimtab.report.charts import json_in_html
 from trimtab.report.group_weights import WeighedGroup, headline, weigh_group
+from trimtab.report.page import asset, render_template
 from trimtab.report.sampled_groups import SampledGroup, read_groups
 
 TOKENS_IN_A_PAGE = 60_000
@@ -48,17 +48,15 @@ def inspector_fragment(
         "groups": [_group_data(weigh_group(group)) for group in chosen],
     }
     left_out = len(groups) - len(chosen)
-    return (
-        _environment()
-        .get_template("inspector.html.j2")
-        .render(
-            prefix=prefix,
-            css=_asset("inspector.css"),
-            js=_asset("inspector.js"),
-            # Inside JSON "<" occurs in strings alone, where the escape means the same and no HTML parser sees a tag.
-            data=_markup(json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")),
-            left_out=left_out,
-        )
+    from markupsafe import Markup
+
+    return render_template(
+        "inspector.html.j2",
+        prefix=prefix,
+        css=asset("inspector.css"),
+        js=asset("inspector.js"),
+        data=Markup(json_in_html(data)),
+        left_out=left_out,
     )
 
 
@@ -77,11 +75,10 @@ def write_inspector_page(
         InputError: there is no such step (with those there are), or the file cannot be written.
     """
     selected = newest(groups) if step is None else at_step(groups, step)
-    html = (
-        _environment()
-        .get_template("inspector_page.html.j2")
-        .render(title=title, fragment=_markup(inspector_fragment(groups, selected=selected)))
-    )
+    from markupsafe import Markup
+
+    fragment = Markup(inspector_fragment(groups, selected=selected))
+    html = render_template("inspector_page.html.j2", title=title, fragment=fragment)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, html.encode())
@@ -212,25 +209,3 @@ def _group_data(weighed: WeighedGroup) -> dict[str, Any]:
 
 def _short(value: float) -> float:
     return float(f"{value:.5g}")
-
-
-def _environment() -> Any:
-    import jinja2
-
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("trimtab", "report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _asset(name: str) -> Any:
-    return _markup((resources.files("trimtab.report") / name).read_text(encoding="utf-8"))
-
-
-def _markup(text: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(text)
