@@ -92,10 +92,8 @@ def _evaluate(
     replace_file(output / "config.yaml", yaml.safe_dump(config.model_dump(), sort_keys=False).encode())
     started = {"command": sys.argv, "commit": commit(), "seed": config.seed}
     replace_file(output / "environment.json", json.dumps({**describe_environment(), **started}, indent=1).encode())
-    for label, own in works.items():
-        sample_missing(own, config, output, Progress(title=label, unit="problem", quiet=quiet))
     samples = {
-        label: {work.data.title: finished_problems(work.path, config.samples) for work in own}
+        label: sample_missing(own, config, output, Progress(title=label, unit="problem", quiet=quiet))
         for label, own in works.items()
     }
     results = summarise(subjects, works, samples, config, output)
@@ -136,6 +134,8 @@ def plan(config: EvaluateConfig) -> tuple[list[Subject], dict[str, list[Work]]]:
     subjects = find_subjects(config)
     folders: dict[str, str] = {}
     works: dict[str, list[Work]] = {}
+    # Subjects mostly share their prompt, and then the data is read and rendered once for all of them.
+    data: dict[tuple[str, str], tuple[list[dict[str, Any]], list[Any]]] = {}
     for subject in subjects:
         name = file_name(subject.label)
         if folders.setdefault(name, subject.label) != subject.label:
@@ -143,9 +143,12 @@ def plan(config: EvaluateConfig) -> tuple[list[Subject], dict[str, list[Work]]]:
         prompt = config.prompt or subject.prompt or PromptSection()
         works[subject.label] = []
         for section in config.data:
-            rows = load_task_rows(section, prompt, required=["answer"])
+            key = (section.title, prompt.model_dump_json())
+            if key not in data:
+                rows = load_task_rows(section, prompt, required=["answer"])
+                data[key] = rows, [_content(row, number, section, prompt) for number, row in enumerate(rows, 1)]
+            rows, contents = data[key]
             path = output / "samples" / name / f"{file_name(section.title)}.jsonl"
-            contents = [_content(row, number, section, prompt) for number, row in enumerate(rows, 1)]
             works[subject.label].append(Work(subject, section, rows, prompt, contents, path))
     return subjects, works
 
@@ -163,8 +166,12 @@ def _content(row: dict[str, Any], number: int, data: EvaluationData, prompt: Pro
         raise InputError(f"{data.source}, row {number}: {error}") from error
 
 
-def sample_missing(works: list[Work], config: EvaluateConfig, output: Path, progress: Progress) -> None:
-    """Sample one subject's problems that the output folder lacks; the model loads only if there are any."""
+def sample_missing(works: list[Work], config: EvaluateConfig, output: Path, progress: Progress) -> dict[str, Problems]:
+    """Sample one subject's problems that the output folder lacks; the model loads only if there are any.
+
+    Returns:
+        All its problems, by the data set's title.
+    """
     subject, folder = works[0].subject, works[0].path.parent
     about = {
         "subject": subject.identity(),
@@ -175,10 +182,11 @@ def sample_missing(works: list[Work], config: EvaluateConfig, output: Path, prog
         "data": {work.data.title: fingerprint(work.contents, [row["answer"] for row in work.rows]) for work in works},
     }
     check_about(folder, about)
-    done = {work.data.title: {*finished_problems(work.path, config.samples), *left_out(work.path)} for work in works}
+    found = {work.data.title: finished_problems(work.path, config.samples) for work in works}
+    done = {work.data.title: {*found[work.data.title], *left_out(work.path)} for work in works}
     if all(len(done[work.data.title]) >= len(work.rows) for work in works):
         progress.note("every sample is there already")
-        return
+        return found
     backend = Backend(subject, config)
     try:
         for work in works:
@@ -186,6 +194,7 @@ def sample_missing(works: list[Work], config: EvaluateConfig, output: Path, prog
     finally:
         progress.close()
         backend.close()
+    return {work.data.title: finished_problems(work.path, config.samples) for work in works}
 
 
 def sample_work(

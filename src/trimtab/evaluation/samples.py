@@ -14,7 +14,7 @@ from trimtab.errors import InputError
 from trimtab.files import read_lines, replace_file
 from trimtab.policy.completions import Completion
 from trimtab.tasks.rewards import has_full_format
-from trimtab.tasks.verify import extract_answer, verify
+from trimtab.tasks.verify import extract_answer, verify_all
 
 Line = dict[str, Any]
 
@@ -119,6 +119,7 @@ def _place(line: Line) -> int:
 
 def judge(number: int, row: dict[str, Any], completions: Sequence[Completion]) -> list[Line]:
     """A problem's lines: what was said, the answer in it, and whether it is right (None: the gold cannot be parsed)."""
+    verdicts = verify_all(golds=[row["answer"]] * len(completions), predictions=[c.text for c in completions])
     return [
         {
             "problem": number,
@@ -131,8 +132,8 @@ def judge(number: int, row: dict[str, Any], completions: Sequence[Completion]) -
             "tokens": completion.tokens,
             "truncated": completion.truncated,
             "answer": extract_answer(completion.text),
-            "verdict": verify(gold=row["answer"], prediction=completion.text),
+            "verdict": verdict,
             "format": has_full_format(completion.text),
         }
-        for place, completion in enumerate(completions)
+        for place, (completion, verdict) in enumerate(zip(completions, verdicts, strict=True))
     ]
