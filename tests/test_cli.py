@@ -22,7 +22,7 @@ def refused(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     def model_loads(*_: Any, **__: Any) -> None:
         raise AssertionError("a model is being loaded")
 
-    monkeypatch.setattr(trimtab.training.run, "load_policy", model_loads)
+    monkeypatch.setattr(trimtab.training.run, "load_configured", model_loads)
 
     def run(*arguments: str | Path) -> str:
         outcome = command("train", *arguments)
@@ -260,7 +260,7 @@ def test_what_nobody_foresaw_shows_its_traceback_and_exits_with_1(
     def surprise(*_: Any, **__: Any) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(trimtab.training.run, "load_policy", surprise)
+    monkeypatch.setattr(trimtab.training.run, "load_configured", surprise)
     outcome = command("train", configure(), "--quiet")
     assert outcome.code == 1
     assert caplog.records[-1].exc_info is not None

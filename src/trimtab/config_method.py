@@ -76,14 +76,13 @@ def _try_out(found: Method, settings: Mapping[str, Any], max_length: int) -> Non
         "step_ends_NS": torch.zeros(2, 1, dtype=torch.long),
         "step_rewards_NS": torch.tensor([[0.0], [1.0]]),
     }
-    takes = inspect.signature(found.weights).parameters
     weights = found.weights(
         ids_NT,
         mask_NT,
         torch.tensor([0.0, 1.0]),
         group_ids_N,
         zeros_NT,
-        **{key: value for key, value in supplied.items() if key in takes},
+        **found.accepted(supplied),
         **weights_settings,
     )
     normaliser = loss_settings.get("normaliser", "rows")

@@ -33,20 +33,13 @@ class Backend:
         import torch
 
         from trimtab.policy.completions import LocalCompleter
-        from trimtab.policy.loading import load_policy
+        from trimtab.policy.loading import load_configured
 
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         model = self.subject.model
         assert model is not None
-        policy = load_policy(
-            model.name,
-            revision=model.revision,
-            gguf_file=model.gguf_file,
-            dtype=model.dtype,
-            trust_remote_code=model.trust_remote_code,
-            device="cuda" if torch.cuda.is_available() else "cpu",
-        )
+        policy = load_configured(model, device="cuda" if torch.cuda.is_available() else "cpu")
         self.tokenizer = policy.tokenizer
         return LocalCompleter(policy, rows_at_once=self.config.rows_at_once)
 

@@ -65,7 +65,15 @@ class Method:
     @property
     def at_every_update(self) -> bool:
         """Whether the weights follow the policy as it moves: they are computed before every update, from `logps_NT`."""
-        return "logps_NT" in inspect.signature(self.weights).parameters
+        return self.takes("logps_NT")
+
+    def takes(self, name: str) -> bool:
+        """Whether the weights function has this parameter."""
+        return name in inspect.signature(self.weights).parameters
+
+    def accepted(self, supplied: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the supplied values that the weights function has a parameter for."""
+        return {name: value for name, value in supplied.items() if self.takes(name)}
 
     def settings(self) -> dict[str, inspect.Parameter]:
         """The method's settings: keyword-only parameters of both functions, with this method's defaults filled in."""

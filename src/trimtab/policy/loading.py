@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from trimtab.errors import InputError
+
+if TYPE_CHECKING:
+    from trimtab.config import LoadedModelSection
 
 BUILTIN_PREFIX = "builtin:"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
@@ -194,6 +197,28 @@ def load_policy(
     if quantization == "none":
         model = model.to(device)
     return as_policy(model, tokenizer)
+
+
+def load_configured(section: LoadedModelSection, **more: Any) -> Policy:
+    """`load_policy` of a section of the configuration; `more` are its other arguments."""
+    return load_policy(
+        section.name,
+        revision=section.revision,
+        gguf_file=section.gguf_file,
+        dtype=section.dtype,
+        trust_remote_code=section.trust_remote_code,
+        **more,
+    )
+
+
+def load_configured_tokenizer(section: LoadedModelSection) -> Any:
+    """`load_tokenizer` of a section of the configuration."""
+    return load_tokenizer(
+        section.name,
+        revision=section.revision,
+        gguf_file=section.gguf_file,
+        trust_remote_code=section.trust_remote_code,
+    )
 
 
 @contextmanager

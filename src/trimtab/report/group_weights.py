@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,7 +147,7 @@ def _computed_weights(
 ) -> tuple[list[list[float]], list[str]]:
     """The method's weights of a group whose file holds none, and what had to be left out for want of data."""
     rows, method = group.completions, group.method
-    settings = {k: v for k, v in group.settings.items() if k in inspect.signature(method.weights).parameters}
+    settings = method.accepted(group.settings)
     notes = [f"The weights are computed here with {method.title or method.name}."]
     entropies_NT = None
     if all(c.entropies is not None or c.entropy is not None for c in rows):
@@ -167,7 +166,6 @@ def _computed_weights(
         "truncated_N": torch.tensor([c.truncated for c in rows]),
         "initial_entropy": group.initial_entropy,
     }
-    takes = inspect.signature(method.weights).parameters
     try:
         weights_NT = method.weights(
             ids_NT,
@@ -175,7 +173,7 @@ def _computed_weights(
             rewards_N,
             torch.zeros(len(rows), dtype=torch.long),
             entropies_NT,
-            **{key: value for key, value in supplied.items() if key in takes},
+            **method.accepted(supplied),
             **settings,
         ).weights_NT
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 
 from trimtab.config import RunConfig
@@ -27,7 +26,7 @@ def check_combinations(config: RunConfig) -> None:
         return
     _check_teachers(config)
     method = find_method(name)
-    takes_steps = "step_rewards_NS" in inspect.signature(method.weights).parameters
+    takes_steps = method.takes("step_rewards_NS")
     if takes_steps != (config.process is not None):
         reason = "needs a step scorer" if takes_steps else "has no use for steps; use method: grpo_process"
         raise InputError(f"process: {name} {reason}")

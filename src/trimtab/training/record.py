@@ -11,7 +11,7 @@ import yaml
 
 from trimtab.config import RunConfig
 from trimtab.environment import commit, describe_environment
-from trimtab.files import replace_file
+from trimtab.files import read_lines, replace_file
 
 
 def write_environment(run: Path, config: RunConfig, *, resumed_at: int | None) -> None:
@@ -29,7 +29,7 @@ def write_environment(run: Path, config: RunConfig, *, resumed_at: int | None) -
 
 def write_model_card(folder: Path, run: Path, config: RunConfig, metrics: dict[str, float]) -> None:
     """README.md beside the weights: method, settings, data, results and what the run cost."""
-    timings = [json.loads(line) for line in (run / "timings.jsonl").read_text(encoding="utf-8").splitlines()]
+    timings = read_lines(run / "timings.jsonl")
     seconds = sum(line.get("seconds", 0.0) + line.get("evaluation_seconds", 0.0) for line in timings)
     peak = max((line.get("peak_memory_mib", 0.0) for line in timings), default=0.0)
     results = "\n".join(f"| {key} | {value:.4g} |" for key, value in sorted(metrics.items()))

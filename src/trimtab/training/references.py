@@ -15,7 +15,7 @@ from torch import Tensor
 from trimtab.config import RunConfig
 from trimtab.config_method import SFT
 from trimtab.objectives import find_method, reference_share
-from trimtab.policy.loading import Policy, load_policy
+from trimtab.policy.loading import Policy, load_configured
 from trimtab.policy.rollouts import Rollouts
 from trimtab.policy.scorer import Scorer
 from trimtab.training.scoring import without_dropout
@@ -139,16 +139,7 @@ def make_reference(config: RunConfig, policy: Policy, *, resumed: bool) -> Refer
     model = policy.model
     if resumed:
         # The policy has moved since; the reference is where it started.
-        section = config.model
-        model = load_policy(
-            section.name,
-            tokenizer=policy.tokenizer,
-            revision=section.revision,
-            gguf_file=section.gguf_file,
-            dtype=section.dtype,
-            trust_remote_code=section.trust_remote_code,
-            device=policy.device,
-        ).model
+        model = load_configured(config.model, tokenizer=policy.tokenizer, device=policy.device).model
     else:
         model = copy.deepcopy(model)
     model.eval().requires_grad_(False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -89,7 +88,7 @@ class GroupRelative:
 
     def begin(self) -> dict[str, float]:
         """Measure the untouched policy's entropy, once."""
-        if not self._takes("initial_entropy"):
+        if not self.method.takes("initial_entropy"):
             return {}
         first = self.train.ids[:INITIAL_ENTROPY_PROMPTS]
         with self.accelerator.autocast():
@@ -200,7 +199,7 @@ class GroupRelative:
         if batch.steps is not None:
             ends_NS, rewards_NS = step_tensors(batch.steps, batch.rollouts.mask_NT.device)
             supplied |= {"step_ends_NS": ends_NS, "step_rewards_NS": rewards_NS}
-        if self._takes("reference_logps_NT") and self.reference is not None:
+        if self.method.takes("reference_logps_NT") and self.reference is not None:
             supplied["reference_logps_NT"] = self._score(self.reference, batch.rollouts)
         if self.teachers:
             prompts = [self.train.prompts[i] for i in batch.owners]
@@ -240,7 +239,7 @@ class GroupRelative:
             rollouts.rewards_N,
             rollouts.group_ids_N,
             rollouts.entropies_NT,
-            **{key: value for key, value in supplied.items() if self._takes(key)},
+            **self.method.accepted(supplied),
             **self.weights_settings,
         )
         self._weights = weights
@@ -324,6 +323,3 @@ class GroupRelative:
             for key, value in {"loss": loss.detach(), **sums}.items():
                 totals[key] = totals.get(key, 0.0) + float(value)
             yield loss
-
-    def _takes(self, name: str) -> bool:
-        return name in inspect.signature(self.method.weights).parameters

@@ -17,7 +17,13 @@ from accelerate import Accelerator
 from trimtab.config import RunConfig
 from trimtab.config_method import SFT
 from trimtab.errors import InputError
-from trimtab.policy.loading import Lora, load_policy, load_tokenizer, longest_sequence, resolve_model
+from trimtab.policy.loading import (
+    Lora,
+    load_configured,
+    load_configured_tokenizer,
+    longest_sequence,
+    resolve_model,
+)
 from trimtab.progress import Progress
 from trimtab.seeds import derive_seed
 from trimtab.tasks.problems import Prompts, encode_rows, load_task_rows, prompt_limit
@@ -96,9 +102,7 @@ def read_inputs(config: RunConfig) -> Inputs:
                 f"are: {', '.join(map(repr, present))}); map it with data.columns"
             )
     _check_output(config)
-    tokenizer = load_tokenizer(
-        model.name, revision=model.revision, gguf_file=model.gguf_file, trust_remote_code=model.trust_remote_code
-    )
+    tokenizer = load_configured_tokenizer(model)
     if not supervised:
         check_tokenizers(config, tokenizer)
     positions, longest = longest_sequence(model.name, model.gguf_file), config.sampling.max_completion_tokens
@@ -168,16 +172,12 @@ def _train(config: RunConfig, inputs: Inputs, accelerator: Accelerator, progress
     # New adapters are drawn from torch's global generator.
     torch.manual_seed(derive_seed(config.seed, "model"))
     model = config.model
-    policy = load_policy(
-        model.name,
+    policy = load_configured(
+        model,
         tokenizer=inputs.tokenizer,
-        revision=model.revision,
-        gguf_file=model.gguf_file,
-        dtype=model.dtype,
         lora=Lora(**model.lora.model_dump()) if model.lora else None,
         quantization=model.quantization,
         gradient_checkpointing=model.gradient_checkpointing,
-        trust_remote_code=model.trust_remote_code,
         device=accelerator.device,
         checkpoint=found[0] if found else None,
     )

@@ -19,6 +19,7 @@ import torch
 
 from trimtab.config import OffPolicySection, RunConfig
 from trimtab.errors import InputError
+from trimtab.files import read_lines
 from trimtab.policy.rollouts import Rollouts, pad_left, pad_right
 from trimtab.tasks.problems import Prompts, encode_rows, load_task_rows
 from trimtab.training.combinations import learns_from_rewards
@@ -79,10 +80,8 @@ class StoredCompletions:
 
     def load(self, folder: Path) -> None:
         """Take the replay buffer of a checkpoint."""
-        path = folder / REPLAY_FILE
         self.replay = {}
-        for raw in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            line = json.loads(raw)
+        for line in read_lines(folder / REPLAY_FILE):
             self.replay.setdefault(line.pop("prompt"), []).append(Stored(**line))
 
 
@@ -171,8 +170,7 @@ def join_rollouts(
         pad_id: fills up.
 
     Returns:
-        Rollouts on the processor or the fresh rows' device, without rewards or old log-probabilities; the entropies of
-        stored rows are NaN.
+        Rollouts on the processor, without rewards or old log-probabilities; the entropies of stored rows are NaN.
     """
     owners = [number for number, own in enumerate(extra) for _ in own]
     stored = [row for own in extra for row in own]
@@ -185,7 +183,7 @@ def join_rollouts(
     if fresh is not None and fresh.entropies_NT is not None:
         rows, width = fresh.entropies_NT.shape
         entropies_NT[:rows, :width] = fresh.entropies_NT.cpu()
-    joined = Rollouts(
+    return Rollouts(
         prompt_ids_PL,
         prompt_mask_PL,
         completion_ids_NT,
@@ -194,4 +192,3 @@ def join_rollouts(
         truncated_N.bool(),
         entropies_NT=entropies_NT,
     )
-    return joined if fresh is None else joined.to(fresh.mask_NT.device)

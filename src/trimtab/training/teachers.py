@@ -14,7 +14,13 @@ from torch import Tensor
 from trimtab.config import LoadedModelSection, RunConfig
 from trimtab.errors import InputError
 from trimtab.objectives import find_method
-from trimtab.policy.loading import Policy, encode_prompt, load_policy, load_tokenizer, uses_chat_template
+from trimtab.policy.loading import (
+    Policy,
+    encode_prompt,
+    load_configured,
+    load_configured_tokenizer,
+    uses_chat_template,
+)
 from trimtab.policy.rollouts import Rollouts, pad_left, pad_right
 from trimtab.policy.scorer import Scorer
 from trimtab.tasks.prompts import messages_to_text
@@ -124,12 +130,7 @@ def check_tokenizers(config: RunConfig, tokenizer: Any) -> None:
     token_form = find_method(config.method["name"]).split(config.method_settings)[0].get("form") == "token"
     for number, section in enumerate(config.teachers):
         with _named(number):
-            own = load_tokenizer(
-                section.name,
-                revision=section.revision,
-                gguf_file=section.gguf_file,
-                trust_remote_code=section.trust_remote_code,
-            )
+            own = load_configured_tokenizer(section)
         if token_form and not same_tokens(tokenizer, own):
             raise InputError(
                 f"teachers.{number}: {section.name} has another tokenizer than the student, so single tokens cannot be "
@@ -157,14 +158,7 @@ def load_teachers(config: RunConfig, student: Policy) -> list[Teacher]:
         if section in loaded:
             continue
         with _named(number):
-            policy = load_policy(
-                section.name,
-                revision=section.revision,
-                gguf_file=section.gguf_file,
-                dtype=section.dtype,
-                trust_remote_code=section.trust_remote_code,
-                device=student.device,
-            )
+            policy = load_configured(section, device=student.device)
         policy.model.eval().requires_grad_(False)
         same = same_tokens(student.tokenizer, policy.tokenizer)
         loaded[section] = teacher = Teacher(section.name, policy, Scorer(policy.model), same)
